@@ -1,0 +1,1 @@
+"""Which expert lives where, and why. Pure: no machine, no torch, no clock."""

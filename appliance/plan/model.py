@@ -1,0 +1,223 @@
+"""plan.json: for every expert where it lives, per rank. Versioned, readable, diffable, strict.
+
+The planner writes it, the engine obeys it, people read it. Expert lists are written like CPU lists
+(`0-96,98`): 15,360 experts stay small enough to mail.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from appliance.checkpoint.model import ExpertShape
+from appliance.errors import PlanError
+
+SCHEMA_VERSION = 1
+BLOCK_ALIGNMENT_BYTES = 4096
+Home = Literal["device", "host"]
+Bytes = Annotated[int, Field(ge=0)]
+
+
+def format_ids(ids: Iterable[int]) -> str:
+    """{0,1,2,5} -> "0-2,5"; nothing -> ""."""
+    runs: list[list[int]] = []
+    for i in sorted(set(ids)):
+        if runs and i == runs[-1][1] + 1:
+            runs[-1][1] = i
+        else:
+            runs.append([i, i])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def parse_ids(text: str) -> frozenset[int]:
+    """The inverse of format_ids. Raises PlanError on anything else."""
+    out: set[int] = set()
+    for part in text.split(",") if text else ():
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise PlanError(f"{text!r} is not a list of expert numbers such as 0-96,98")
+        stop = int(last) if dash else int(first)
+        if stop < int(first):
+            raise PlanError(f"{part!r} runs backwards in the expert list {text!r}")
+        out.update(range(int(first), stop + 1))
+    return frozenset(out)
+
+
+def expert_block_bytes(shape: ExpertShape, tensor_parallel: int) -> int:
+    """Bytes of one rank's block [gate | up | down] of trellises, padded to 4 KiB.
+
+    Tensor parallelism splits gate and up along n, down along k: each trellis in equal parts.
+    """
+    exact = sum(p.trellis_bytes // tensor_parallel for p in shape.projections)
+    return -(-exact // BLOCK_ALIGNMENT_BYTES) * BLOCK_ALIGNMENT_BYTES
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LedgerLine(Strict):
+    """One line of a rank's byte ledger. `source`: header, formula, measured or setting."""
+
+    part: str
+    home: Home
+    size_bytes: Bytes
+    source: Literal["header", "formula", "measured", "setting"]
+    note: str | None = None
+
+
+class LayerPlacement(Strict):
+    """Homes of this rank's experts of one layer, and the layer's spare cache slots."""
+
+    layer: int
+    device: str
+    host: str
+    cache_slots: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def device_experts(self) -> frozenset[int]:
+        return parse_ids(self.device)
+
+    @property
+    def host_experts(self) -> frozenset[int]:
+        return parse_ids(self.host)
+
+
+class RankPlan(Strict):
+    """One rank: its GPU (None on the CPU engine), its memory node, its bytes and its experts."""
+
+    rank: int
+    device: Literal["cuda", "cpu"]
+    gpu: str | None = None
+    gpu_name: str | None = None
+    numa_node: int | None = None
+    cpus: str | None = None
+    link: Literal["pcie", "c2c", "nvlink", "memory"] = "pcie"
+    link_bytes_per_second: float | None = None
+    device_capacity_bytes: Bytes
+    ledger: tuple[LedgerLine, ...]
+    layers: tuple[LayerPlacement, ...]
+
+    def total_bytes(self, home: Home) -> int:
+        return sum(line.size_bytes for line in self.ledger if line.home == home)
+
+
+class MadeFrom(Strict):
+    """Digests (sha256, hexadecimal) of the inputs; equal inputs give an equal plan, byte for byte."""
+
+    host: str
+    checkpoint: str
+    heat: str | None = None
+    policy: str
+
+
+class Serving(Strict):
+    """What the plan is for. The engine is started with these values."""
+
+    streams: Annotated[int, Field(ge=1)]
+    context_tokens: Annotated[int, Field(ge=1)]
+    prefill_chunk_tokens: Annotated[int, Field(ge=1)]
+    kv_cache_bytes: Bytes
+    kv_block_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+class ModelFacts(Strict):
+    """Enough of the checkpoint to read the plan without it."""
+
+    family: str
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    experts: int
+    top_k: int
+    expert_bytes: Bytes
+    size_bytes: Bytes
+
+
+class StreamPrediction(Strict):
+    """One decode step with `streams` rows: the slowest rank's link and the bytes it moves."""
+
+    streams: int
+    link_bytes_per_step: Bytes
+    link_ms_per_step: float | None
+    cold_share: float
+
+
+class Plan(Strict):
+    """The contract between control plane and engine."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    made_from: MadeFrom
+    model: ModelFacts
+    tensor_parallel: Annotated[int, Field(ge=1)]
+    expert_parallel: bool = False
+    serving: Serving
+    ranks: tuple[RankPlan, ...]
+    predictions: tuple[StreamPrediction, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """Deterministic text: the same plan is the same bytes."""
+        return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def write(self, path: Path) -> None:
+        """Aside, synced, renamed: a reader sees the old plan or the new one."""
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(self.to_json())
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+
+
+def load_plan(path: Path) -> Plan:
+    """Read plan.json. Raises PlanError with one sentence for whatever is wrong with it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PlanError(f"cannot read the plan {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise PlanError(f"the plan {path} is not UTF-8 text", fix="make it again") from error
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise PlanError(
+            f"the plan {path} is not JSON: {error.msg} at line {error.lineno}", fix="make it again"
+        ) from error
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != SCHEMA_VERSION:
+        raise PlanError(
+            f"the plan {path} has schema version {version!r}; this release reads {SCHEMA_VERSION}",
+            fix="make the plan again with this release",
+        )
+    try:
+        return Plan.model_validate(data)
+    except ValidationError as error:
+        raise PlanError(f"the plan {path}: {_first_problem(error)}", fix="make it again") from error
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] != "extra_forbidden":
+        return f"{where}: {first['msg']}"
+    names = {name for model in _all_models() for name in model.model_fields}
+    close = difflib.get_close_matches(str(first["loc"][-1]), names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"{where} is not a key of a plan{hint}"
+
+
+def _all_models() -> tuple[type[Strict], ...]:
+    return (Plan, MadeFrom, ModelFacts, Serving, RankPlan, LayerPlacement, LedgerLine,
+            StreamPrediction)  # fmt: skip

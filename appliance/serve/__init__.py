@@ -1,0 +1,1 @@
+"""One ServeSpec, started on this host, in Docker or in Kubernetes."""

@@ -1,0 +1,1 @@
+"""Text and numbers of the machine to facts. A probe never judges."""
