@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One stored tensor: where its bytes are. `start` and `stop` count from the file's first byte."""
+    """One stored tensor: where its bytes are. `start`, `stop` count from the file's first byte."""
 
     name: str
     dtype: str

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from appliance.checkpoint.model import ExpertShape
 from appliance.errors import PlanError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 BLOCK_ALIGNMENT_BYTES = 4096
 Home = Literal["device", "host"]
 Bytes = Annotated[int, Field(ge=0)]
@@ -110,7 +110,7 @@ class RankPlan(Strict):
 
 
 class MadeFrom(Strict):
-    """Digests (sha256, hexadecimal) of the inputs; equal inputs give an equal plan, byte for byte."""
+    """sha256 of the inputs, hexadecimal; equal inputs give an equal plan, byte for byte."""
 
     host: str
     checkpoint: str
