@@ -7,5 +7,6 @@ An expert is addresses, not a tensor. A layer's `ExpertTable` has one row per lo
     codebook   "3inst" | "mcg" | "mul1"
 
 A trellis address points at int16 [k/16, n/16, 16*K], contiguous, 128-byte aligned, in any memory
-the device can read: its own, or pinned host memory. suh is fp16 [k], svh fp16 [n], in device memory.
+the device can read: its own, or pinned host memory. suh is fp16 [k],
+svh fp16 [n], in device memory.
 """
