@@ -1,6 +1,6 @@
 """Make .venv from the pins, saying what it does and how far it is. Standard library only.
 
-    python3 constraints/install.py [--dev]      TORCH_INDEX=URL names another index for torch
+python3 constraints/install.py [--dev]      TORCH_INDEX=URL names another index for torch
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from appliance.engine.config import checkpoint_of
 from appliance.engine.counters import Counters
 from appliance.engine.linear import TENSOR_KINDS, placeholder
 from appliance.plan.model import load_plan
-from expert_kernels import ops, reference
+from expert_kernels import codec, ops
 
 PROJECTIONS = {"w1": 0, "w3": 1, "w2": 2}  # gate, up, down
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -158,7 +158,7 @@ class ExpertsMethod(compat.FusedMoEMethodBase):
                 self.state.arena.write(self.index, expert_id, projection, loaded_weight)
             elif kind in ("suh", "svh", "su", "sv"):
                 packed = kind in ("su", "sv")
-                values = reference.unpack_signs(loaded_weight) if packed else loaded_weight
+                values = codec.unpack_signs(loaded_weight) if packed else loaded_weight
                 kind = {"su": "suh", "sv": "svh"}.get(kind, kind)
                 share = self.state.arena.shard.scale(projection, kind, values)
                 start = self._scale_offset(self.local[expert_id], projection, kind)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from appliance.engine import compat
-from expert_kernels import ops, reference
+from expert_kernels import codec, reference
 
 TENSOR_KINDS = {
     "trellis": torch.int16,
@@ -116,7 +116,7 @@ class Exl3LinearMethod(compat.LinearMethodBase):
         for index, part in enumerate(self.parts):
             for packed, plain in (("su", "suh"), ("sv", "svh")):
                 if packed in part.tensors:
-                    part.tensors[plain] = reference.unpack_signs(part.tensors.pop(packed))
+                    part.tensors[plain] = codec.unpack_signs(part.tensors.pop(packed))
             needed = {"weight"} if "weight" in part.tensors else {"trellis", "suh", "svh"}
             missing = sorted(needed - set(part.tensors))
             if missing:
@@ -160,7 +160,7 @@ def _multiply(x: torch.Tensor, part: Part) -> torch.Tensor:
     if "weight" in tensors:
         y = torch.nn.functional.linear(x, tensors["weight"].to(x.dtype))
     else:
-        y = ops.linear(
+        y = reference.linear(
             x, tensors["trellis"], tensors["suh"], tensors["svh"], codebook_of(set(tensors))
         )
         skip = part.columns[0] % HADAMARD

@@ -20,7 +20,7 @@ from appliance.checkpoint.safetensors import read_bytes
 from appliance.engine.arena import HOMES, Arena
 from appliance.engine.experts import LiveLayer, RankState
 from appliance.engine.hostmem import pages_by_node
-from expert_kernels import ops, reference
+from expert_kernels import codec, ops, reference
 
 SAMPLES = 2  # experts a layer and home, besides the first and the last
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -151,7 +151,7 @@ def _tensor(checkpoint: Checkpoint, key: str, kind: str) -> torch.Tensor:
     found = checkpoint.tensors.get(f"{key}.{kind}")
     if found is None:  # older files: packed sign words su, sv
         packed = _open(checkpoint, checkpoint.tensors[f"{key}.{kind.removesuffix('h')}"])
-        return reference.unpack_signs(packed)
+        return codec.unpack_signs(packed)
     return _open(checkpoint, found)
 
 
