@@ -137,9 +137,7 @@ class Gateway:
         }
         await _answer(send, 200, state)
 
-    async def _forward(
-        self, scope: Scope, receive: Receive, send: Send, *, counted: bool
-    ) -> None:
+    async def _forward(self, scope: Scope, receive: Receive, send: Send, *, counted: bool) -> None:
         """Pass on, no more than the body limit; in flight until the app is done with it."""
         body = _LimitedBody(receive, send, self._max_body_bytes)
         if body.declared_too_long(scope["headers"]):
@@ -239,7 +237,5 @@ async def _answer(
 ) -> None:
     body = json.dumps(value).encode()
     fixed = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send(
-        {"type": "http.response.start", "status": status, "headers": [*fixed, *headers]}
-    )
+    await send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
     await send({"type": "http.response.body", "body": body})

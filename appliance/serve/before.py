@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import socket
 from pathlib import Path
 
 from appliance.errors import ServeError
+from appliance.serve.spec import ServeSpec
 
 # Logs, state, keys and the engine's caches; the weights are elsewhere.
 STATE_BYTES = 256 << 20
+
+
+def require(spec: ServeSpec) -> None:
+    """All of the below. Raises ServeError with the first that does not hold."""
+    require_program(spec.argv[0])
+    require_disk(spec.files.folder)
+    require_free_port(spec.host, spec.port)
 
 
 def require_free_port(host: str, port: int) -> None:
@@ -47,7 +54,7 @@ def port_holder(port: int) -> str | None:
             continue
         with contextlib.suppress(OSError):
             for descriptor in (folder / "fd").iterdir():
-                if os.readlink(descriptor) in inodes:
+                if str(descriptor.readlink()) in inodes:
                     name = (folder / "comm").read_text().strip()
                     return f"{name} (process {folder.name})"
     return None

@@ -12,9 +12,11 @@ from typing import Any
 
 from appliance import process
 from appliance.errors import ServeError
+from appliance.serve import before
 from appliance.serve.client import Client
 from appliance.serve.keys import first_key
 from appliance.serve.log import cause, tail
+from appliance.serve.spec import ServeSpec
 from appliance.serve.state import (
     ENDED,
     SERVING,
@@ -44,15 +46,20 @@ class Status:
 
 def detach(
     argv: Sequence[str],
+    spec: ServeSpec,
     inherited: Mapping[str, str],
-    files: Files,
     observe: Callable[[State], None],
 ) -> State:
-    """Start a supervisor in a session of its own and wait until it serves. Raises ServeError."""
+    """Start argv, a supervisor of `spec`, in a session of its own and wait until it serves.
+
+    Raises ServeError with the supervisor's reason where it does not come to that.
+    """
+    files = spec.files
     make_folder(files)
     running = read_state(files)
     if running is not None and running.supervisor_is_running:
         raise already_running(files)
+    before.require(spec)
     files.supervisor_log.unlink(missing_ok=True)
     try:
         child = process.spawn(argv, environment=inherited, log=files.supervisor_log)

@@ -158,7 +158,9 @@ def only_supervisor(files: Files) -> Iterator[None]:
 
 def already_running(files: Files) -> ServeError:
     state = read_state(files)
-    what = "an appliance" if state is None else f"{state.served_name} (process {state.supervisor_pid})"
+    what = (
+        "an appliance" if state is None else f"{state.served_name} (process {state.supervisor_pid})"
+    )
     where = "" if state is None else f" on port {state.port}"
     return ServeError(
         f"{what} already runs from {files.folder}{where}",
