@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -55,33 +55,36 @@ def is_running(pid: int, expected_identity: str) -> bool:
     return identity(pid) == expected_identity
 
 
-def end(pid: int, expected_identity: str, patience_seconds: float) -> bool:
-    """SIGTERM to the leader of a session we started, SIGKILL to its whole group when time is up.
+def end(
+    pid: int,
+    expected_identity: str,
+    patience_seconds: float,
+    *,
+    hurry: Callable[[], bool] = lambda: False,
+) -> None:
+    """SIGTERM to the leader of a session we started; SIGKILL to its group when patience is over.
 
-    The leader alone gets SIGTERM: it ends its own workers in order. What is left afterwards is
-    killed. True where nothing had to be killed while the leader was still there.
+    The leader alone gets SIGTERM: it ends its own workers in order. What is left is killed, at
+    once where `hurry()` comes true.
     """
     now = identity(pid)
     if now not in (None, expected_identity):
-        return True  # the number belongs to somebody else: the group it named is long empty
-    if now is None:
-        _signal_group(pid, signal.SIGKILL)
-        return True
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
-    ended = wait_gone(pid, expected_identity, patience_seconds)
+        return  # the number belongs to somebody else: the group it named is long empty
+    if now is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        _wait_gone(pid, expected_identity, patience_seconds, hurry)
     _signal_group(pid, signal.SIGKILL)
-    return ended or (wait_gone(pid, expected_identity, 10.0) and False)
+    # A process in the kernel's hands (pinning, a stuck disk) takes its time to die.
+    _wait_gone(pid, expected_identity, 10.0, lambda: False)
 
 
-def wait_gone(pid: int, expected_identity: str, seconds: float) -> bool:
-    """True as soon as the process has ended, False where it still runs after `seconds`."""
+def _wait_gone(
+    pid: int, expected_identity: str, seconds: float, give_up: Callable[[], bool]
+) -> None:
     deadline = time.monotonic() + seconds
-    while is_running(pid, expected_identity):
-        if time.monotonic() >= deadline:
-            return False
+    while is_running(pid, expected_identity) and time.monotonic() < deadline and not give_up():
         time.sleep(0.05)
-    return True
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:

@@ -147,7 +147,8 @@ def _drain(run: Run) -> bool:
 def _end(run: Run, patience_seconds: float) -> None:
     if run.child is None:
         return
-    process.end(run.child.pid, run.state.engine_identity or "", patience_seconds)
+    identity = run.state.engine_identity or ""
+    process.end(run.child.pid, identity, patience_seconds, hurry=lambda: run.stop.count > 1)
     run.child.wait()
 
 

@@ -77,12 +77,12 @@ class Running:
     spec: ServeSpec
     stop: StopRequest = dataclasses.field(default_factory=StopRequest)
     told: list[State] = dataclasses.field(default_factory=list)
-    ended: list[State | BaseException] = dataclasses.field(default_factory=list)
+    ended: list[State | Exception] = dataclasses.field(default_factory=list)
 
     def run(self, wrong: str) -> None:
         try:
             self.ended.append(supervise(self.spec, environment(wrong), self.told.append, self.stop))
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001 (shown by wait_for)
             self.ended.append(error)
 
     def wait_for(self, *phases: str, seconds: float = 20.0) -> State:

@@ -26,7 +26,8 @@ class Engine:
             await receive()
             await send({"type": "lifespan.startup.complete"})
             await receive()
-            return await send({"type": "lifespan.shutdown.complete"})
+            await send({"type": "lifespan.shutdown.complete"})
+            return
         body, more = b"", True
         while more:
             message = await receive()
