@@ -1,4 +1,4 @@
-"""The ops in plain torch: slow, obvious, the specification. Any device; GPU kernels agree with it.
+"""The ops in plain torch: the specification that kernels are held to, and the CPU engine's ops.
 
 A linear of k inputs and n outputs stores W = diag(suh) H W_hat H diag(svh), where H is
 blockdiag(Sylvester-128) / sqrt(128) on either side. Source: FACTS section 2.

@@ -102,3 +102,13 @@ def test_what_exl3_does_not_have_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
         codec.decode_trellis(trellis, codebook)
+
+
+def test_a_default_device_set_by_a_loader_does_not_move_the_tables() -> None:
+    trellis = random_trellis(2, 2, 3.0)
+    expected = codec.decode_trellis(trellis, "mcg")
+    codec._values.cache_clear()
+    codec._gather.cache_clear()
+    with torch.device("meta"):
+        assert torch.equal(codec.decode_trellis(trellis, "mcg"), expected)
+        assert torch.equal(codec.pack_states(codec.unpack_states(trellis), 3.0), trellis)
