@@ -113,6 +113,15 @@ def test_the_order_of_a_tokens_picks_does_not_change_a_bit() -> None:
     assert torch.equal(ops.experts(x, weights.flip(1), ids.flip(1).int(), homes.table()), first)
 
 
+def test_a_tokens_picks_are_added_in_float32_in_ascending_order() -> None:
+    homes = Homes()
+    x, weights, ids = _routing(40, top_k=4)
+    total = torch.zeros_like(x)
+    for expert in range(EXPERTS):
+        total += ops.experts(x, weights, torch.where(ids == expert, ids, -1), homes.table())
+    assert torch.equal(ops.experts(x, weights, ids, homes.table()), total)
+
+
 def test_poisoning_an_experts_memory_changes_exactly_the_rows_routed_to_it() -> None:
     homes = Homes()
     table = homes.table()
