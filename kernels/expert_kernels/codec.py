@@ -58,8 +58,8 @@ def _bits(halfwords: int) -> float:
 
 
 @lru_cache
-def values(codebook: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[65536] the value of every state, as fp16 rounds it, held in `dtype`."""
+def _values(codebook: str, device: torch.device) -> torch.Tensor:
+    """fp16 [65536], the value of every state."""
     w = torch.arange(1 << 16, dtype=torch.int64)
     if codebook == "mul1":
         x = (w * 0x83DCD12D) & 0xFFFFFFFF
@@ -72,7 +72,7 @@ def values(codebook: str, dtype: torch.dtype, device: torch.device) -> torch.Ten
         x = (x & 0x8FFF8FFF) ^ 0x3B603B60
         low, high = ((x >> s).to(torch.int16).view(torch.half) for s in (0, 16))
         value = low + high
-    return value.to(device=device, dtype=dtype)
+    return value.to(device)
 
 
 @lru_cache
@@ -160,12 +160,14 @@ def decode_trellis(
     """
     check_format(bits_of(trellis), codebook)
     rows, columns, halfwords = trellis.shape
-    lut = values(codebook, dtype, trellis.device)
-    out = torch.empty((rows, TILE, columns, 2, 8), dtype=dtype, device=trellis.device)
+    lut = _values(codebook, trellis.device)
+    out = torch.empty((rows * TILE, columns * TILE), dtype=dtype, device=trellis.device)
     step = max(1, _CHUNK // max(1, columns * POSITIONS))
     for start in range(0, rows, step):
         tiles = trellis[start : start + step].reshape(-1, halfwords)
-        states = _states(tiles, row_major=True)
-        weights = lut.index_select(0, states.view(-1)).view(TILE, 2, -1, columns, 8)
-        out[start : start + step] = weights.permute(2, 0, 3, 1, 4)
-    return out.view(rows * TILE, columns * TILE)
+        weights = lut.index_select(0, _states(tiles, row_major=True).view(-1))
+        # Eight weights that stay neighbours are moved as one 16-byte number.
+        runs = weights.view(torch.complex128).view(TILE, 2, -1, columns).permute(2, 0, 3, 1)
+        in_place = runs.contiguous().view(torch.float16).view(-1, columns * TILE)
+        out[start * TILE : start * TILE + len(in_place)] = in_place
+    return out
