@@ -16,9 +16,9 @@ from appliance.cli import options
 from appliance.settings import Settings, inherited_environment, read_settings
 
 if TYPE_CHECKING:
+    from appliance.serve.run import StopRequest
     from appliance.serve.spec import ServeSpec, Wishes
     from appliance.serve.state import Files, State
-    from appliance.serve.supervise import StopRequest
 
 PlanFile = Annotated[
     Path | None, typer.Option("--plan", help="Serve this plan instead of making one.")
@@ -121,7 +121,8 @@ def supervisor_argv(spec: ServeSpec) -> list[str]:
 
 def supervise_here(spec: ServeSpec) -> int:
     """Serve in the foreground until a signal says stop."""
-    from appliance.serve.supervise import StopRequest, supervise
+    from appliance.serve.run import StopRequest
+    from appliance.serve.supervise import supervise
 
     stop = StopRequest()
     with stopping_on_signals(stop), watched(spec) as observe:
