@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +21,11 @@ LINE_EVERY_SECONDS = 30.0  # where stderr is no terminal
 def data(text: str) -> None:
     """A line on stdout: what the command was asked for."""
     print(text, flush=True)
+
+
+def lines(texts: Iterable[str]) -> None:
+    for text in texts:
+        data(text)
 
 
 def piece(text: str) -> None:
@@ -124,7 +130,11 @@ class Progress:
 
 def table(rows: list[tuple[str, Any]]) -> None:
     """Name and value, aligned, on stdout; rows whose value is None are left out."""
-    shown = [(name, str(value)) for name, value in rows if value is not None]
+    shown = [
+        (name, f"{value:,}" if isinstance(value, int) else str(value))
+        for name, value in rows
+        if value is not None
+    ]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
         data(f"{name:<{width}}  {value}")

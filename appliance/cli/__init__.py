@@ -13,7 +13,7 @@ import typer
 from typer.exceptions import TyperException
 
 from appliance import render
-from appliance.cli import serving
+from appliance.cli import demo, planning, serving, weights
 from appliance.errors import ApplianceError
 
 app = typer.Typer(
@@ -25,6 +25,9 @@ app = typer.Typer(
     epilog="--debug anywhere shows the traceback of an error.",
 )
 serving.register(app)
+demo.register(app)
+app.add_typer(planning.group, name="plan")
+app.add_typer(weights.group, name="weights")
 
 
 def run(arguments: Sequence[str]) -> int:

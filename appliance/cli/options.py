@@ -10,6 +10,7 @@ import typer
 if TYPE_CHECKING:
     from appliance.plan.request import Policy
     from appliance.plan.routing import Heat
+    from preflight import Host
 
 Model = Annotated[Path | None, typer.Option(help="Folder of an EXL3 checkpoint.", metavar="DIR")]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
@@ -54,3 +55,15 @@ def heat(path: Path | None) -> Heat | None:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the routing counts {path}: {error}") from error
     return heat_from_json(text, str(path))
+
+
+def machine(recorded: Path | None) -> Host:
+    """This machine, or the one recorded in a folder."""
+    from appliance.errors import UsageError
+    from preflight import Live, Recorded, inspect
+    from preflight.answers import Unreadable
+
+    try:
+        return inspect(Live() if recorded is None else Recorded(recorded))
+    except Unreadable as error:
+        raise UsageError(f"cannot replay a machine: {error}") from error

@@ -105,7 +105,7 @@ def start_detached(spec: ServeSpec) -> int:
     """Start a supervisor of its own session, wait until it serves."""
     from appliance.serve import local
 
-    with watched(spec) as observe:
+    with watched() as observe:
         local.detach(supervisor_argv(spec), spec, inherited_environment(), observe)
     return 0
 
@@ -125,7 +125,7 @@ def supervise_here(spec: ServeSpec) -> int:
     from appliance.serve.supervise import supervise
 
     stop = StopRequest()
-    with stopping_on_signals(stop), watched(spec) as observe:
+    with stopping_on_signals(stop), watched() as observe:
         last = supervise(spec, inherited_environment(), observe, stop)
     render.say(last.message or "stopped")
     return 130 if stop.number == signal.SIGINT else 0
@@ -142,8 +142,8 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
 
 
 @contextmanager
-def watched(spec: ServeSpec) -> Iterator[Watch]:
-    watch = Watch(spec)
+def watched() -> Iterator[Watch]:
+    watch = Watch()
     try:
         yield watch
     finally:
@@ -159,8 +159,7 @@ class Watch:
         "draining": "waiting for accepted requests to finish",
     }
 
-    def __init__(self, spec: ServeSpec | None = None) -> None:
-        self._spec = spec
+    def __init__(self) -> None:
         self._phase: str | None = None
         self._progress: render.Progress | None = None
 
@@ -221,10 +220,7 @@ def down() -> int:
     from appliance.serve import local
 
     settings = read_settings()
-    watch = Watch()
-    try:
-        last = local.stop(files_of(settings), watch, limit_seconds=settings.drain_seconds + 60.0)
-    finally:
-        watch.close()
+    with watched() as observe:
+        last = local.stop(files_of(settings), observe, limit_seconds=settings.drain_seconds + 60.0)
     render.say("nothing was running" if last is None else last.message or "stopped")
     return 0

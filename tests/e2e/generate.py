@@ -34,9 +34,7 @@ def main() -> None:
     if ours:
         result["proof"] = llm.collective_rpc("appliance_prove")
         llm.collective_rpc("appliance_reset")
-    sampling = SamplingParams(
-        temperature=0, max_tokens=work["tokens"], ignore_eos=True, logprobs=1
-    )
+    sampling = SamplingParams(temperature=0, max_tokens=work["tokens"], ignore_eos=True, logprobs=1)
     outputs = llm.generate([TokensPrompt(prompt_token_ids=p) for p in work["prompts"]], sampling)
     result["outputs"] = [
         {
