@@ -146,6 +146,10 @@ class Gateway:
         self._in_flight += counted
         try:
             await self._app(scope, body.receive, body.send)
+        except Exception:
+            # An app whose body was cut short may say so in any way; 413 has been answered.
+            if not body.refused:
+                raise
         finally:
             self._in_flight -= counted
 
@@ -172,7 +176,7 @@ class _LimitedBody:
         self._limit = limit
         self._read = 0
         self._started = False
-        self._refused = False
+        self.refused = False
 
     def declared_too_long(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         for name, value in headers:
@@ -182,7 +186,7 @@ class _LimitedBody:
         return False
 
     async def receive(self) -> Message:
-        if self._refused:
+        if self.refused:
             return {"type": "http.disconnect"}
         message = await self._receive()
         self._read += len(message.get("body", b""))
@@ -192,13 +196,13 @@ class _LimitedBody:
         return message
 
     async def send(self, message: Message) -> None:
-        if self._refused:
+        if self.refused:
             return  # what the app makes of a body cut short is not the answer
         self._started = True
         await self._send(message)
 
     async def refuse(self) -> None:
-        self._refused = True
+        self.refused = True
         sentence = f"the request body is longer than {self._limit} bytes"
         await _refuse(self._send, 413, sentence, "request_too_large")
 

@@ -37,7 +37,8 @@ def require_free_port(host: str, port: int) -> None:
             else:
                 reason = f"cannot be bound: {error.strerror}"
             raise ServeError(
-                f"port {port} on {host} {reason}", fix="stop it, or choose another with --port"
+                f"port {port} on {host} {reason}",
+                fix="stop it, or choose another port with --port or APPLIANCE_PORT",
             ) from error
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from appliance.errors import ServeError
 
+EVENT_SECONDS = 600.0  # from one piece of a stream to the next
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
@@ -47,9 +48,8 @@ class Client:
 
     def events(self, path: str, body: object) -> Iterator[Any]:
         """POST and yield each server-sent event's JSON as it arrives, up to [DONE]."""
-        with self._answer("POST", path, body, timeout_seconds=600.0) as answer:
-            for raw in answer:
-                line = raw.decode("utf-8").strip()
+        with self._answer("POST", path, body, timeout_seconds=EVENT_SECONDS) as answer:
+            for line in _lines(answer, path):
                 if line == "data: [DONE]":
                     return
                 if line.startswith("data: "):
@@ -90,6 +90,17 @@ class Client:
             yield answer
         finally:
             connection.close()
+
+
+def _lines(answer: http.client.HTTPResponse, path: str) -> Iterator[str]:
+    while True:
+        try:
+            raw = answer.readline()
+        except (OSError, http.client.HTTPException) as error:
+            raise ServeError(f"the stream of {path} was cut off: {error}") from error
+        if not raw:
+            return
+        yield raw.decode("utf-8").strip()
 
 
 def _reason(body: bytes) -> str:

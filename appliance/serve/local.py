@@ -43,6 +43,11 @@ class Status:
     def is_serving(self) -> bool:
         return self.state.phase in SERVING and self.gateway is not None
 
+    def as_json(self) -> dict[str, Any]:
+        """`serving`, the state file's fields, `engine` and `gateway`; null: no answer."""
+        state = self.state.model_dump(mode="json")
+        return {"serving": self.is_serving, **state, "engine": self.engine, "gateway": self.gateway}
+
 
 def detach(
     argv: Sequence[str],

@@ -85,15 +85,15 @@ def _require_ranks_ok(answer: Any) -> int:
     """Samples compared, over all ranks. An answer without ranks or samples proves nothing."""
     try:
         ranks = answer["ranks"]
-        bad = [(rank["rank"], rank["problems"]) for rank in ranks if rank["ok"] is not True]
+        bad = [list(rank["problems"]) for rank in ranks if rank["ok"] is not True]
         samples = sum(int(rank["samples"]) for rank in ranks)
     except (KeyError, TypeError, ValueError) as error:
         raise ServeError(f"the engine's proof cannot be read: {error!r}") from error
     if bad:
-        number, problems = bad[0]
+        problems = [problem for of_rank in bad for problem in of_rank]
         shown = "; ".join(str(problem) for problem in problems[:3]) or "no reason given"
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-        raise ServeError(f"rank {number} does not hold what the plan says: {shown}{more}")
+        raise ServeError(f"the engine does not hold what the plan says: {shown}{more}")
     if not ranks or not samples:
         raise ServeError("the engine proved nothing: it compared no expert with the checkpoint")
     return samples

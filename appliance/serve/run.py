@@ -23,11 +23,13 @@ T = TypeVar("T")
 
 @dataclass
 class StopRequest:
-    """Set by a signal: once to drain, twice to hurry."""
+    """Set by a signal: once to drain, twice to hurry. `number` is the first signal's."""
 
     count: int = 0
+    number: int | None = None
 
-    def ask(self, *_: object) -> None:
+    def ask(self, number: int | None = None, *_: object) -> None:
+        self.number = number if self.count == 0 else self.number
         self.count += 1
 
 

@@ -27,8 +27,6 @@ SLOWEST_START_SECONDS = 300.0
 class Wishes:
     """What the operator decides about serving and the plan does not say."""
 
-    model: Path
-    plan_path: Path
     engine_python: str
     host: str
     port: int
@@ -63,12 +61,12 @@ class ServeSpec:
         return " ".join(["env", *removed, *variables, shlex.join(self.argv)])
 
 
-def spec(plan: Plan, wishes: Wishes, files: Files) -> ServeSpec:
+def spec(plan: Plan, model: Path, plan_path: Path, wishes: Wishes, files: Files) -> ServeSpec:
     """The engine of this plan. Paths come out absolute. Raises UsageError on a mixed plan."""
     devices = {rank.device for rank in plan.ranks}
     if len(devices) != 1:
         raise UsageError(f"the plan mixes devices over its ranks: {', '.join(sorted(devices))}")
-    model, plan_path = wishes.model.absolute(), wishes.plan_path.absolute()
+    model, plan_path = model.absolute(), plan_path.absolute()
     name = wishes.served_name or model.name
     load_seconds = _load_seconds(plan)
     return ServeSpec(

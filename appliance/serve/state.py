@@ -95,6 +95,12 @@ class State(BaseModel):
         return process.is_running(self.engine_pid, self.engine_identity)
 
     @property
+    def url(self) -> str:
+        """Where clients on this host reach it."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
     def seconds(self) -> float:
         """How long it has been in this phase."""
         return max(0.0, time.time() - self.since)

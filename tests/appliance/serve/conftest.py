@@ -60,9 +60,9 @@ def standin_spec(tmp_path, model) -> ServeSpec:
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     plan_path = tmp_path / "plan.json"
     plan().write(plan_path)
-    wishes = Wishes(model=model, plan_path=plan_path, engine_python=str(python),
-                    host="127.0.0.1", port=free_port(), drain_seconds=10.0)  # fmt: skip
-    made = spec(plan(), wishes, Files.of(tmp_path / "state"))
+    wishes = Wishes(engine_python=str(python), host="127.0.0.1", port=free_port(),
+                    drain_seconds=10.0)  # fmt: skip
+    made = spec(plan(), model, plan_path, wishes, Files.of(tmp_path / "state"))
     return dataclasses.replace(made, start_limit_seconds=30.0)
 
 

@@ -77,7 +77,7 @@ def test_a_death_while_proving_is_reported_as_one(standin_spec):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ("bad homes", "rank 0 does not hold what the plan says: layer 1 expert 3 (host)"),
+        ("bad homes", "the engine does not hold what the plan says: layer 1 expert 3 (host)"),
         ("proves nothing", "it compared no expert with the checkpoint"),
         ("wrong tokens", "known answer 1 is wrong from token 4 of 4: expected [10], got [11]"),
         ("no progress", "the engine answers but counts no progress"),
