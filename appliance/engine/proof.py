@@ -20,6 +20,7 @@ from appliance.checkpoint.safetensors import read_bytes
 from appliance.engine.arena import HOMES, Arena
 from appliance.engine.experts import LiveLayer, RankState
 from appliance.engine.hostmem import pages_by_node
+from appliance.plan.model import EXPERTS_IN
 from expert_kernels import codec, ops, reference
 
 SAMPLES = 2  # experts a layer and home, besides the first and the last
@@ -57,9 +58,7 @@ def homes(arena: Arena) -> dict[str, dict[str, int]]:
 def _wrong_bytes(arena: Arena) -> Iterator[str]:
     for home in HOMES:
         planned = sum(
-            line.size_bytes
-            for line in arena.plan.ledger
-            if line.home == home and line.part == f"routed experts: {home}"
+            line.size_bytes for line in arena.plan.ledger if line.part == EXPERTS_IN[home]
         )
         held = arena.pools[home].size_bytes
         if not planned == held == arena.bytes_in(home):

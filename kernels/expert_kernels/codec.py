@@ -60,19 +60,19 @@ def _bits(halfwords: int) -> float:
 @lru_cache
 def _values(codebook: str, device: torch.device) -> torch.Tensor:
     """fp16 [65536], the value of every state."""
-    w = torch.arange(1 << 16, dtype=torch.int64)
+    w = torch.arange(1 << 16, dtype=torch.int64, device=device)
     if codebook == "mul1":
         x = (w * 0x83DCD12D) & 0xFFFFFFFF
         total = (x & 255) + ((x >> 8) & 255) + ((x >> 16) & 255) + (x >> 24)
-        scale, shift = torch.tensor([0x1EEE, 0xC931 - 0x10000], dtype=torch.int16).view(torch.half)
-        # 22 bits hold the product and the sum: the only rounding is the one to fp16.
-        value = ((1024 + total).double() * scale.double() + shift.double()).half()
+        # fma(1024 + s, half 0x1EEE, half 0xC931): 22 bits hold the product and the sum, so the only
+        # rounding is the one to fp16.
+        value = ((1024 + total).double() * (1774 / 2**18) - 1329 / 2**7).half()
     else:
         x = w * 89226354 + 64248484 if codebook == "3inst" else w * 0xCBAC1FED
         x = (x & 0x8FFF8FFF) ^ 0x3B603B60
         low, high = ((x >> s).to(torch.int16).view(torch.half) for s in (0, 16))
         value = low + high
-    return value.to(device)
+    return value
 
 
 @lru_cache
@@ -80,14 +80,14 @@ def _gather(
     bits: float, row_major: bool, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """For each r of 0..31: [32] which halfword its window ends in, [32, 1] the shift down."""
-    r = torch.arange(_PERIOD)
+    r = torch.arange(_PERIOD, device=device)
     if row_major:
         row, right = 2 * (r >> 3) + (r & 1) + 8 * ((r >> 1) & 1), (r >> 2) & 1
         r = torch.argsort(2 * row + right)
     end = torch.floor(bits * (r + 1)).long()
     halfword = (end - 1) >> 4
     shift = (16 * (halfword + 1) - end).to(torch.int32)
-    return halfword.to(device), shift.unsqueeze(1).to(device)
+    return halfword, shift.unsqueeze(1)
 
 
 def _states(tiles: torch.Tensor, row_major: bool) -> torch.Tensor:
@@ -124,11 +124,12 @@ def pack_states(states: torch.Tensor, bits: float) -> torch.Tensor:
     if states.shape[-1] != POSITIONS:
         raise ValueError(f"a tile has {POSITIONS} states, not {states.shape[-1]}")
     flat = states.reshape(-1, POSITIONS).long()
-    ends = torch.floor(bits * torch.arange(POSITIONS + 1, dtype=torch.float64)).long()
-    bit = torch.arange(int(POSITIONS * bits))
+    device = states.device
+    ends = torch.floor(bits * torch.arange(POSITIONS + 1, device=device).double()).long()
+    bit = torch.arange(int(POSITIONS * bits), device=device)
     owner = torch.searchsorted(ends[1:], bit, right=True)
     stream = (flat[:, owner] >> (ends[owner + 1] - 1 - bit)) & 1
-    weight = 1 << torch.arange(15, -1, -1)
+    weight = 1 << torch.arange(15, -1, -1, device=device)
     halves = (stream.view(flat.shape[0], -1, 16) * weight).sum(-1)
     trellis = halves.view(flat.shape[0], -1, 2).flip(-1).to(torch.int16).flatten(1)
     wrong = (unpack_states(trellis) != flat).nonzero()

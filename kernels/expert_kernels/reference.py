@@ -1,4 +1,4 @@
-"""The ops in plain torch: slow, obvious, the specification. Any device; GPU kernels agree with it.
+"""The ops in plain torch: the specification that kernels are held to, and the CPU engine's ops.
 
 A linear of k inputs and n outputs stores W = diag(suh) H W_hat H diag(svh), where H is
 blockdiag(Sylvester-128) / sqrt(128) on either side. Source: FACTS section 2.
@@ -34,7 +34,7 @@ def _sylvester(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 def _rotate(x: torch.Tensor) -> torch.Tensor:
     """[.., d] times blockdiag(Sylvester-128), signs only."""
     h = _sylvester(x.dtype, x.device)
-    return (x.unflatten(-1, (-1, HADAMARD)) @ h).flatten(-2)
+    return (x.reshape(*x.shape[:-1], x.shape[-1] // HADAMARD, HADAMARD) @ h).reshape(x.shape)
 
 
 def _check_linear(trellis: torch.Tensor, suh: torch.Tensor, svh: torch.Tensor) -> None:

@@ -1,9 +1,12 @@
 """The shape of EXL3's bits: rings, packing, parts of a trellis, and what is refused."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from expert_kernels import codec
 
@@ -67,6 +70,29 @@ def test_a_part_of_a_trellis_decodes_to_that_part_of_the_weights(bits: float) ->
     assert torch.equal(codec.decode_trellis(trellis[:, 3:6], "mul1"), whole[:, 48:96])
 
 
+class Sizes(TorchDispatchMode):
+    """The bytes behind each tensor that torch makes while this is active."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> torch.Tensor:
+        out: torch.Tensor = func(*args, **(kwargs or {}))
+        self.seen.append(out.untyped_storage().nbytes())
+        return out
+
+
+def test_decoding_a_large_matrix_needs_little_memory_beside_the_result() -> None:
+    trellis = random_trellis(64, 144, 3.0)
+    with Sizes() as sizes:
+        result = codec.decode_trellis(trellis, "mcg")
+    own = {result.nbytes, trellis.nbytes}
+    assert max(size for size in sizes.seen if size not in own) <= 1 << 20
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_wider_dtypes_hold_the_same_numbers(dtype: torch.dtype) -> None:
     trellis = random_trellis(4, 4, 4.0)
@@ -102,3 +128,13 @@ def test_what_exl3_does_not_have_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
         codec.decode_trellis(trellis, codebook)
+
+
+def test_a_default_device_set_by_a_loader_does_not_move_the_tables() -> None:
+    trellis = random_trellis(2, 2, 3.0)
+    expected = codec.decode_trellis(trellis, "mcg")
+    codec._values.cache_clear()
+    codec._gather.cache_clear()
+    with torch.device("meta"):
+        assert torch.equal(codec.decode_trellis(trellis, "mcg"), expected)
+        assert torch.equal(codec.pack_states(codec.unpack_states(trellis), 3.0), trellis)

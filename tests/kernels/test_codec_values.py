@@ -67,13 +67,16 @@ def slow_states(halfwords: list[int], bits: float) -> list[int]:
     return out
 
 
+def place(t: int) -> tuple[int, int]:
+    lane, j = t >> 3, t & 7
+    return 2 * (lane & 3) + (j & 1) + 8 * ((j >> 1) & 1), (lane >> 2) + 8 * ((j >> 2) & 1)
+
+
 def slow_tile(halfwords: list[int], bits: float, codebook: str) -> list[list[int]]:
     """[16][16] fp16 bit patterns, rows of k, columns of n."""
     out = [[0] * 16 for _ in range(16)]
     for t, state in enumerate(slow_states(halfwords, bits)):
-        lane, j = t >> 3, t & 7
-        row = 2 * (lane & 3) + (j & 1) + 8 * ((j >> 1) & 1)
-        column = (lane >> 2) + 8 * ((j >> 2) & 1)
+        row, column = place(t)
         out[row][column] = slow_value(state, codebook)
     return out
 
@@ -101,18 +104,18 @@ def test_states_come_in_the_order_of_positions(bits: float, codebook: str) -> No
     ]
 
 
-def every_state() -> torch.Tensor:
-    """[65536, 1, 128]: at K = 8 a tile of one repeated halfword holds that state half the time."""
-    halfwords = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
-    return halfwords.view(-1, 1, 1).expand(-1, 1, 128).contiguous()
+def value_of_every_state(codebook: str) -> torch.Tensor:
+    """fp16 [65536] from 512 tiles at K = 8, where every second state is a halfword of the ring."""
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(512, 64, 2)
+    decoded = codec.decode_trellis(every.flip(-1).reshape(512, 1, 128), codebook)
+    rows, columns = zip(*(place(t) for t in range(1, 256, 2)), strict=True)
+    return decoded.view(512, 16, 16)[:, rows, columns].flatten()
 
 
 @pytest.mark.parametrize("codebook", codec.CODEBOOKS)
 def test_all_65536_states_have_the_value_of_the_definition(codebook: str) -> None:
-    decoded = codec.decode_trellis(every_state(), codebook).view(torch.int16)
-    # Position 1 ends after 16 bits, so its state is the halfword; it lies at row 1, column 0.
-    patterns = (decoded.view(-1, 16, 16)[:, 1, 0].int() & 0xFFFF).tolist()
-    assert patterns == [slow_value(state, codebook) for state in range(1 << 16)]
+    patterns = value_of_every_state(codebook).view(torch.int16).int() & 0xFFFF
+    assert patterns.tolist() == [slow_value(state, codebook) for state in range(1 << 16)]
 
 
 def test_codebooks_have_the_spread_that_their_definitions_imply() -> None:
@@ -122,8 +125,7 @@ def test_codebooks_have_the_spread_that_their_definitions_imply() -> None:
     sums = math.sqrt(2 * 7 / 3 * statistics.mean(4.0**e for e in (-3, -2, -1, 0)))
     expected = {"mul1": math.sqrt(4 * byte_variance) * half(0x1EEE), "mcg": sums, "3inst": sums}
     for codebook, deviation in expected.items():
-        weights = codec.decode_trellis(every_state(), codebook, torch.float64)
-        values = weights.view(-1, 16, 16)[:, 1, 0]
+        values = value_of_every_state(codebook).double()
         assert values.mean().item() == pytest.approx(0, abs=0.01)
         assert values.std().item() == pytest.approx(deviation, rel=0.005)
         assert values.abs().max() < 4

@@ -50,8 +50,8 @@ def embedding(spec: SynthSpec) -> Part:
     return Part("model.embed_tokens.weight", "BF16", shape, draw.normal(math.prod(shape), 1.0))
 
 
-def router_std(spec: SynthSpec) -> float:
-    return ROUTER_GAIN / math.sqrt(spec.hidden_size)
+def router(spec: SynthSpec, name: str) -> Iterator[Part]:
+    return dense(name, spec.hidden_size, spec.experts, gain=ROUTER_GAIN)
 
 
 def linear(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from appliance.checkpoint.synth import blocks, draw
+from appliance.checkpoint.synth import blocks
 from appliance.checkpoint.synth.parts import Part, dense, exl3, norm, splits_over_two_ranks
 from appliance.checkpoint.synth.spec import SynthSpec
 
@@ -37,9 +37,7 @@ def parts(spec: SynthSpec, quiet: Collection[int]) -> Iterator[Part]:
         if layer < spec.dense_layers:
             yield from blocks.mlp(spec, f"{name}.mlp", 2 * spec.hidden_size)
             continue
-        gate = f"{name}.mlp.gate.weight"
-        shape = (spec.experts, spec.hidden_size)
-        yield Part(gate, "BF16", shape, draw.rows(*shape, blocks.router_std(spec)))
+        yield from blocks.router(spec, f"{name}.mlp.gate")
         yield from blocks.experts(spec, f"{name}.mlp.experts")
     yield norm("model.norm", spec.hidden_size)
     yield from blocks.head(spec, quiet)
