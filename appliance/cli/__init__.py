@@ -52,6 +52,13 @@ def run(arguments: Sequence[str]) -> int:
             raise
         render.error(problem)
         return problem.exit_code
+    except OSError as problem:
+        if debug:
+            raise
+        # Said once for every file there is: a full disk, a missing folder, no permission.
+        where = f"{problem.filename}: " if problem.filename else ""
+        render.error(ApplianceError(f"{where}{problem.strerror or problem}"))
+        return 1
     except Exception as problem:
         if debug:
             raise

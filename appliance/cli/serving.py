@@ -181,7 +181,7 @@ class Watch:
             self._progress = None
 
     def _serving(self, state: State) -> None:
-        render.say(f"{state.phase}: {state.message}")
+        render.say(f"{state.words}: {state.message}")
         render.say(f"{state.served_name} on {state.url}/v1, API key in {state.keys}")
 
 

@@ -62,4 +62,4 @@ def show(
     if json:
         render.as_json(dict(rows))
     else:
-        render.table([(name, render.size(v) if name.endswith("bytes") else v) for name, v in rows])
+        render.table([(n, render.size(v) if v and n.endswith("bytes") else v) for n, v in rows])

@@ -95,6 +95,11 @@ class State(BaseModel):
         return process.is_running(self.engine_pid, self.engine_identity)
 
     @property
+    def words(self) -> str:
+        """The phase for people."""
+        return "serving, answers unproved" if self.phase == "unproved" else self.phase
+
+    @property
     def url(self) -> str:
         """Where clients on this host reach it."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)

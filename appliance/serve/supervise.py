@@ -69,7 +69,7 @@ def _serve(
     def tell(words: str) -> None:
         run.note = words
 
-    proof = run.during(lambda: prove(client, spec.served_name, expectations, tell))
+    proof = run.during(lambda: prove(client, spec.served_name, expectations, spec.clear_lead, tell))
     run.note = None
     client.post("/gateway/admit")
     _admitted(run, proof)
@@ -110,7 +110,7 @@ def _admitted(run: Run, proof: Proof) -> None:
     seconds = round(time.monotonic() - run.started, 1)
     placed = f"{proof.samples} sampled experts on {proof.ranks} rank(s) agree with the checkpoint"
     if proof.answers is None:
-        words = f"serving, answers unproved: the checkpoint ships no known answers; {placed}"
+        words = f"the checkpoint ships no known answers; {placed}"
         run.become("unproved", words, ready_after_seconds=seconds)
     else:
         words = f"{placed}; {proof.answers} known answers are right"
