@@ -121,6 +121,11 @@ def test_the_dense_twin_multiplies_like_the_quantised_linear(tmp_path: Path, cod
     )
 
 
+def test_a_folder_that_is_no_checkpoint_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        write_expectations(tmp_path)
+
+
 def test_the_dense_twin_knows_nothing_of_exl3(tmp_path: Path) -> None:
     synthesize(tmp_path / "model", SynthSpec(family="deepseek_v3", experts=8, layers=2))
     write_dense_twin(tmp_path / "model", tmp_path / "twin")
