@@ -56,6 +56,7 @@ class Gpu(Facts):
     pcie_width: int | None = None
     pcie_width_max: int | None = None
     mig_enabled: bool | None = None
+    mig_slices_bytes: tuple[int, ...] | None = None
     # Why NVML cannot answer for this card: lost, requires reset, unknown error.
     fault: str | None = None
     recovery_action: str | None = None

@@ -47,7 +47,7 @@ def capable(host: Host, needs: Needs) -> Result:
         found = version(gpu.compute_capability)
         if found is None:
             yield Unseen(f"compute capability of {called(gpu)}")
-        elif found < OLDEST_CAPABILITY:
+        elif (*found, 0, 0)[:2] < OLDEST_CAPABILITY:
             yield Saw(f"{called(gpu)} {gpu.name or ''} has compute capability "
                       f"{gpu.compute_capability}, and the kernels need 8.0")  # fmt: skip
 
@@ -103,9 +103,9 @@ def memory_free(host: Host, needs: Needs) -> Result:
 
 
 def memory_held_by_nobody(host: Host, needs: Needs) -> Result:
-    for gpu in live(host, needs):
+    for gpu in cards(host, needs):
         used, processes = gpu.memory_used_bytes, gpu.processes
-        if gpu.memory_unified:
+        if gpu.memory_unified or (gpu.fault and used is None):
             continue
         if used is None or processes is None:
             yield Unseen(f"who holds memory of {called(gpu)}")
