@@ -341,9 +341,12 @@ LINKS = {
         {
             "nvml nvmlDeviceGetTopologyCommonAncestor gpu0 gpu1": 50,
             "run nvidia-smi topo -m": [0, "\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\t X \n"],
+            f"read {NODE}/online": "0",
         },
         {
             "nvml nvmlDeviceGetTopologyCommonAncestor gpu0 gpu1": 50,
+            f"read {NODE}/online": None,
+            f"names {NODE}": None,
             f"read {PCI}/{CARD[TWO]}/numa_node": "-1",
         },
         (TWO,),
