@@ -39,10 +39,6 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         render.say("interrupted")
         return 130
-    except BrokenPipeError:
-        # `appliance logs | head`: nobody reads any more, and nothing is wrong.
-        sys.stderr.close()
-        return 0
     except TyperException as problem:
         render.say(f"error: {problem.format_message()}")
         render.say("  fix: appliance --help, or --help after the command")
