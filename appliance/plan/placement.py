@@ -9,20 +9,45 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LayerDemand:
-    """One layer as one rank sees it: its experts, their block, and how hot each one is."""
+    """One layer as one rank sees it: its experts, their block, and how hot each one is.
+
+    Beside `experts`: `heat`, expected reads a step if on the host, and `steady`, the share of
+    picks in the topic that wants the expert least.
+    """
 
     layer: int
     experts: tuple[int, ...]
     block_bytes: int
-    heat: tuple[float, ...]  # beside `experts`: expected reads a step, if on the host
+    heat: tuple[float, ...]
+    steady: tuple[float, ...]
 
-    @property
-    def hottest_first(self) -> tuple[int, ...]:
-        """Global ids by falling heat; equal heat goes by the lower id."""
-        order = sorted(
-            zip(self.experts, self.heat, strict=True), key=lambda item: (-item[1], item[0])
-        )
-        return tuple(expert for expert, _ in order)
+
+@dataclass(frozen=True, slots=True)
+class Homes:
+    """Global expert numbers: for good on the device, in its slots at the start, on the host.
+
+    `host` includes those in slots: each has its copy there.
+    """
+
+    device: tuple[int, ...]
+    slots: tuple[int, ...]
+    host: tuple[int, ...]
+
+
+def choose_homes(layer: LayerDemand, permanent: int, slots: int) -> Homes:
+    """The hottest stay; with slots, the steadiest stay and the hottest others start in the slots.
+
+    Equals go by the lower number.
+    """
+    items = list(zip(layer.experts, layer.heat, layer.steady, strict=True))
+    hottest = [e for e, _, _ in sorted(items, key=lambda i: (-i[1], i[0]))]
+    if not slots:
+        return Homes(tuple(hottest[:permanent]), (), tuple(hottest[permanent:]))
+    steadiest = sorted(items, key=lambda i: (-i[2], -i[1], i[0]))
+    device = tuple(e for e, _, _ in steadiest[:permanent])
+    kept = frozenset(device)
+    host = tuple(e for e in hottest if e not in kept)
+    return Homes(device, host[:slots], host)
 
 
 def fill(layers: Sequence[LayerDemand], budget_bytes: int) -> tuple[int, ...]:

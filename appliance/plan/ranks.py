@@ -7,7 +7,7 @@ from appliance.plan.budget import GIB, Demand, device_lines, expert_lines, host_
 from appliance.plan.cards import Card
 from appliance.plan.cost import row_probabilities, touched
 from appliance.plan.model import LayerPlacement, LedgerLine, RankPlan, format_ids
-from appliance.plan.placement import LayerDemand, fill, take
+from appliance.plan.placement import LayerDemand, choose_homes, fill, take
 from appliance.plan.routing import Heat
 
 
@@ -46,7 +46,9 @@ def _layer_demand(demand: Demand, rank: int, position: int, heat: Heat | None) -
     counts = heat.of(layer.index) if heat and not layer.draft else None
     rows = row_probabilities(counts, len(layer.experts), layer.top_k)
     reads = tuple(touched(rows[e], demand.policy.streams) for e in owned)
-    return LayerDemand(layer.index, tuple(owned), demand.block_bytes(layer), reads)
+    steady = (heat.steady(layer.index) if heat and not layer.draft else None) or rows
+    return LayerDemand(layer.index, tuple(owned), demand.block_bytes(layer), reads,
+                       tuple(steady[e] for e in owned))  # fmt: skip
 
 
 def _quotas(
@@ -103,16 +105,21 @@ def _placements(
             out.append(LayerPlacement(layer=layer.layer, device=format_ids(layer.experts), host=""))
             continue
         keep, spare = next(remaining)
-        order = layer.hottest_first
+        homes = choose_homes(layer, keep, spare)
         out.append(
-            LayerPlacement(layer=layer.layer, device=format_ids(order[:keep]),
-                           host=format_ids(order[keep:]), cache_slots=spare)
-        )  # fmt: skip
+            LayerPlacement(
+                layer=layer.layer,
+                device=format_ids(homes.device),
+                host=format_ids(homes.host),
+                cache_slots=spare,
+                in_slots=format_ids(homes.slots),
+            )
+        )
         resident += keep * layer.block_bytes
         slots += spare * layer.block_bytes
-        on_host += (len(order) - keep) * layer.block_bytes
+        on_host += len(homes.host) * layer.block_bytes
         exact = moe.experts[0].trellis_bytes // demand.expert_ranks
-        padding += len(order) * (layer.block_bytes - exact)
+        padding += len(layer.experts) * (layer.block_bytes - exact)
     return tuple(out), (resident, slots, on_host, padding)
 
 
