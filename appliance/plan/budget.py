@@ -14,14 +14,14 @@ from typing import Literal
 from appliance.checkpoint.model import Checkpoint, MoeLayer
 from appliance.plan.cards import Card
 from appliance.plan.kv import KvCost, kv_cache_bytes, kv_cost, text_config
-from appliance.plan.model import LedgerLine, expert_block_bytes
+from appliance.plan.model import EXPERTS_IN, LedgerLine, expert_block_bytes
 from appliance.plan.request import Policy
 from appliance.plan.split import owned_experts, scale_bytes, share_of
 
 MIB, GIB = 1 << 20, 1 << 30
 Source = Literal["header", "formula", "measured", "setting"]
 
-RESIDENT, SLOTS, ON_HOST = "routed experts, resident", "cache slots", "routed experts, on host"
+RESIDENT, SLOTS, ON_HOST = EXPERTS_IN["device"], "cache slots", EXPERTS_IN["host"]
 KV_CACHE = "KV cache"
 
 # nvidia-smi counts 95.59 GiB where torch sees 94.97 (RTX PRO 6000), 143771 MiB with 616 reserved

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from appliance.errors import DoesNotFit, PlanError
+from appliance.plan.budget import ON_HOST
 from appliance.plan.model import RankPlan
 from preflight.host import Host
 
@@ -49,7 +50,7 @@ def _refuse_short_node(host: Host, ranks: Sequence[RankPlan]) -> None:
         mine = [rank for rank in ranks if rank.numa_node == node.index]
         need = sum(
             line.size_bytes for rank in mine for line in rank.ledger
-            if line.home == "host" and line.part == "routed experts, on host"
+            if line.part == ON_HOST
         )  # fmt: skip
         if node.memory_free_bytes is not None and need > node.memory_free_bytes:
             raise DoesNotFit(

@@ -1,0 +1,71 @@
+"""inspect(source) -> Host: asks every probe once and puts the answers together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from preflight.answers import Source
+from preflight.host import Gpu, Host, Unread
+from preflight.looking import Looking, keyed_kib
+from preflight.probes import gpu, memory, numa, pci, software, storage
+from preflight.probes.memory import chosen
+from preflight.topology import witnessed
+
+DEFAULT_FOLDERS: Mapping[str, str] = {"temporary": "/tmp"}
+
+
+def inspect(source: Source, folders: Mapping[str, str] = DEFAULT_FOLDERS) -> Host:
+    """What this machine is. Never raises: what could not be seen is None and listed in `unread`.
+
+    `folders`: role (model, cache, temporary) -> absolute path of a folder that exists.
+    """
+    look = Looking(source)
+    info = keyed_kib(look.text("/proc/meminfo"))
+    nodes = numa.numa_nodes(look)
+    only_node = nodes[0].index if len(nodes) == 1 else None
+    cards = pci.nvidia_cards(look)
+    found, refused = gpu.gpus(look, only_node)
+    if found is None and refused is not None:
+        if cards == ():
+            found = ()
+        else:
+            look.unread.append(Unread(what="gpus", reason=refused.reason))
+    found = _settled(look, found, frozenset(n.index for n in nodes if n.cpus))
+    name, virtual = software.cpu(look)
+    programs = software.software(look, refused, virtual)
+    if programs.docker_root:
+        folders = {**folders, "docker": programs.docker_root}
+    links, topo_error = witnessed(look, gpu.links(look, len(found or ())))
+    gpu_nodes = {g.memory_numa_node for g in found or ()}
+    return Host(
+        label=source.label,
+        cpu_model=name,
+        cpus_online=look.text("/sys/devices/system/cpu/online"),
+        memory_total_bytes=info.get("MemTotal"),
+        memory_available_bytes=info.get("MemAvailable"),
+        memory_free_bytes=info.get("MemFree"),
+        transparent_huge_pages=chosen(look.text("/sys/kernel/mm/transparent_hugepage/enabled")),
+        memory=memory.memory(look),
+        numa_nodes=tuple(
+            n.model_copy(update={"gpu_memory": n.gpu_memory or n.index in gpu_nodes}) for n in nodes
+        ),
+        gpus=found,
+        pci_gpus=cards,
+        links=links,
+        limits=memory.limits(look),
+        software=programs.model_copy(update={"topo_error": topo_error}),
+        disks=storage.disks(look, folders),
+        unread=tuple(dict.fromkeys(look.unread)),
+    )
+
+
+def _settled(
+    look: Looking, found: tuple[Gpu, ...] | None, with_cpus: frozenset[int]
+) -> tuple[Gpu, ...] | None:
+    """Fill links from sysfs; a node that has CPUs is never a GPU's own memory."""
+    if found is None:
+        return None
+    return tuple(
+        g.model_copy(update={"memory_numa_node": None}) if g.memory_numa_node in with_cpus else g
+        for g in gpu.with_sysfs_links(look, found)
+    )

@@ -1,0 +1,181 @@
+"""How much memory this machine and this process may take: meminfo, limits, control groups."""
+
+from __future__ import annotations
+
+import re
+
+from preflight.answers import Unreadable
+from preflight.host import Limits, Memory
+from preflight.looking import Looking, keyed_kib, whole
+from preflight.probes.numa import huge_pages
+
+VM = "/proc/sys/vm"
+CGROUP = "/sys/fs/cgroup"
+UNLIMITED = -1
+# Control groups v1 write "no limit" as the largest page-aligned long.
+NO_LIMIT_V1 = 1 << 60
+IPC_LOCK, SYS_NICE = 14, 23
+SIZE_UNITS = {"KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
+
+
+def chosen(text: str | None) -> str | None:
+    """The bracketed word of `always [madvise] never`."""
+    match = re.search(r"\[([^\]]+)\]", text or "")
+    return match.group(1) if match else None
+
+
+def memory(look: Looking) -> Memory:
+    """Swap, overcommit, reclaim and the machine's huge pages."""
+    info = keyed_kib(look.text("/proc/meminfo"))
+    pools = "/sys/kernel/mm/hugepages"
+    overcommit = {}
+    for pool in huge_pages(look, pools):
+        more = look.number(f"{pools}/hugepages-{pool.page_bytes // 1024}kB/nr_overcommit_hugepages")
+        if more is not None:
+            overcommit[pool.page_bytes] = more
+    return Memory(
+        swap_total_bytes=info.get("SwapTotal"),
+        swap_free_bytes=info.get("SwapFree"),
+        swappiness=look.number(f"{VM}/swappiness"),
+        defrag=chosen(look.text("/sys/kernel/mm/transparent_hugepage/defrag")),
+        overcommit=look.number(f"{VM}/overcommit_memory"),
+        commit_limit_bytes=info.get("CommitLimit"),
+        committed_bytes=info.get("Committed_AS"),
+        zone_reclaim=look.number(f"{VM}/zone_reclaim_mode"),
+        numa_balancing=look.number("/proc/sys/kernel/numa_balancing"),
+        huge_pages=huge_pages(look, pools),
+        huge_pages_overcommit=overcommit or None,
+    )
+
+
+def limits(look: Looking) -> Limits:
+    """Limits of this process and of every control group above it."""
+    files = _process_limits(look)
+    status = _status(look)
+    capabilities = int(status["CapEff"], 16) if "CapEff" in status else None
+    group = _cgroup_v2(look) or _cgroup_v1(look)
+    try:
+        shm: int | None = look.source.space("/dev/shm").total_bytes
+    except Unreadable:
+        shm = None
+    return Limits(
+        memlock_soft_bytes=files.get("Max locked memory", (None, None))[0],
+        memlock_hard_bytes=files.get("Max locked memory", (None, None))[1],
+        open_files_soft=files.get("Max open files", (None, None))[0],
+        open_files_hard=files.get("Max open files", (None, None))[1],
+        max_map_count=look.number(f"{VM}/max_map_count"),
+        shm_bytes=shm,
+        cpus_allowed=status.get("Cpus_allowed_list"),
+        memory_nodes_allowed=status.get("Mems_allowed_list"),
+        ipc_lock=None if capabilities is None else bool(capabilities >> IPC_LOCK & 1),
+        sys_nice=None if capabilities is None else bool(capabilities >> SYS_NICE & 1),
+        seccomp=whole(status.get("Seccomp")),
+        memory_policy=look.trial("memory-policy"),
+        **group,
+    )
+
+
+def _process_limits(look: Looking) -> dict[str, tuple[int | None, int | None]]:
+    found = {}
+    for line in (look.text("/proc/self/limits") or "").splitlines():
+        match = re.match(r"(Max [a-z ]+?)\s{2,}(\S+)\s+(\S+)", line)
+        if match:
+            found[match.group(1)] = (_limit(match.group(2)), _limit(match.group(3)))
+    return found
+
+
+def _limit(word: str | None) -> int | None:
+    return UNLIMITED if word in ("unlimited", "max") else whole(word)
+
+
+def _status(look: Looking) -> dict[str, str]:
+    lines = (look.text("/proc/self/status") or "").splitlines()
+    return {k: v.strip() for k, colon, v in (line.partition(":") for line in lines) if colon}
+
+
+def _groups(look: Looking) -> dict[str, str]:
+    """Controller -> path of this process's control group; v2 has the empty name."""
+    found = {}
+    for line in (look.text("/proc/self/cgroup") or "").splitlines():
+        parts = line.split(":", 2)
+        if len(parts) == 3:
+            found.update(dict.fromkeys(parts[1].split(","), parts[2]))
+    return found
+
+
+def _upwards(path: str) -> list[str]:
+    """/a/b -> /a/b, /a and the root: the tightest limit of them all counts."""
+    parts = [part for part in path.split("/") if part and part != ".."]
+    return ["/" + "/".join(parts[:n]) if n else "" for n in range(len(parts), -1, -1)]
+
+
+def _tightest(values: list[int]) -> int | None:
+    bounded = [value for value in values if value != UNLIMITED]
+    return min(bounded) if bounded else (UNLIMITED if values else None)
+
+
+def _cgroup_v2(look: Looking) -> dict[str, object] | None:
+    groups = _groups(look)
+    if "" not in groups or "memory" in groups:
+        return None
+    maxima: list[int] = []
+    quotas: list[float] = []
+    huge: dict[int, list[int]] = {}
+    for path in _upwards(groups[""]):
+        folder = CGROUP + path
+        value = _limit(look.text(f"{folder}/memory.max"))
+        if value is not None:
+            maxima.append(value)
+        quotas += _quota((look.text(f"{folder}/cpu.max") or "").split())
+        for name in look.names(folder) or ():
+            match = re.fullmatch(r"hugetlb\.(\d+)([KMG]B)\.max", name)
+            value = _limit(look.text(f"{folder}/{name}")) if match else None
+            if match and value is not None:
+                size = int(match.group(1)) * SIZE_UNITS[match.group(2)]
+                huge.setdefault(size, []).append(value)
+    return {
+        "cgroup_version": 2,
+        # The root group has no memory.max: reaching it without one means nothing limits us.
+        "cgroup_memory_max_bytes": _tightest([*maxima, UNLIMITED]),
+        "cgroup_memory_used_bytes": look.number(f"{CGROUP}{groups['']}/memory.current"),
+        "cpu_quota": min(quotas, default=None),
+        "cgroup_huge_pages_max_bytes": {s: _tightest(v) for s, v in huge.items()} or None,
+    }
+
+
+def _quota(words: list[str]) -> list[float]:
+    quota, period = (whole(words[0]), whole(words[1])) if len(words) == 2 else (None, None)
+    return [quota / period] if quota is not None and quota > 0 and period else []
+
+
+def _cgroup_v1(look: Looking) -> dict[str, object]:
+    groups = _groups(look)
+    if "memory" not in groups:
+        return {}
+    maxima = []
+    for path in _upwards(groups["memory"]):
+        value = look.number(f"{CGROUP}/memory{path}/memory.limit_in_bytes")
+        if value is not None:
+            maxima.append(UNLIMITED if value >= NO_LIMIT_V1 else value)
+    quotas = []
+    for path in _upwards(groups.get("cpu", "/")):
+        folder = f"{CGROUP}/cpu{path}"
+        quota, period = (look.text(f"{folder}/cpu.cfs_{w}_us") for w in ("quota", "period"))
+        quotas += _quota([quota or "", period or ""])
+    huge = {}
+    folder = f"{CGROUP}/hugetlb{groups.get('hugetlb', '').rstrip('/')}"
+    for name in look.names(folder) or ():
+        match = re.fullmatch(r"hugetlb\.(\d+)([KMG]B)\.limit_in_bytes", name)
+        value = look.number(f"{folder}/{name}") if match else None
+        if match and value is not None:
+            size = int(match.group(1)) * SIZE_UNITS[match.group(2)]
+            huge[size] = UNLIMITED if value >= NO_LIMIT_V1 else value
+    return {
+        "cgroup_version": 1,
+        "cgroup_memory_max_bytes": _tightest(maxima),
+        "cgroup_memory_used_bytes": look.number(
+            f"{CGROUP}/memory{groups['memory'].rstrip('/')}/memory.usage_in_bytes"
+        ),
+        "cpu_quota": min(quotas, default=None),
+        "cgroup_huge_pages_max_bytes": huge or None,
+    }
