@@ -10,6 +10,7 @@ import hashlib
 import json
 
 from appliance.checkpoint.model import Checkpoint
+from appliance.checkpoint.support import require_exl3
 from appliance.errors import UsageError
 from appliance.plan.budget import Demand
 from appliance.plan.cards import Card, choose_cards
@@ -22,7 +23,6 @@ from appliance.plan.ranks import plan_rank
 from appliance.plan.refuse import (
     refuse_foreign_heat,
     refuse_impossible_split,
-    refuse_unservable,
 )
 from appliance.plan.request import Policy
 from appliance.plan.room import refuse_short_host
@@ -38,7 +38,7 @@ _VOLATILE_GPU = {"memory_free_bytes", "pcie_generation"}
 
 def plan(host: Host, checkpoint: Checkpoint, heat: Heat | None, policy: Policy) -> Plan:
     """Where every expert lives on this machine, and what it costs."""
-    refuse_unservable(checkpoint)
+    require_exl3(checkpoint)
     cards = choose_cards(host, policy)
     refuse_impossible_split(checkpoint, len(cards), policy.expert_parallel)
     if heat is not None:

@@ -9,9 +9,9 @@ rounding of float32, and are compared with TOLERANCE.
 from typing import Any
 
 import pytest
-from appliance.engine.dense_twin import write_dense_twin
 from e2e.lab import Lab, MakeLab, Outputs
 
+from appliance.engine.dense_twin import write_dense_twin
 from appliance.plan.planner import plan
 from appliance.plan.request import Policy
 from preflight import inspect
