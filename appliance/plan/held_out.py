@@ -44,7 +44,8 @@ def split_homes(heat: Heat, split: Split) -> dict[int, Homes]:
             raise UsageError(f"{split.held} of {len(row)} experts with {split.slots} of them as "
                              "slots is not a split")  # fmt: skip
         chance = row_probabilities(row, len(row), split.top_k)
-        demand = LayerDemand(layer, tuple(range(len(row))), 1, chance, heat.steady(layer) or chance)
+        steady = heat.steady(layer) or chance
+        demand = LayerDemand(layer, tuple(range(len(row))), 1, chance, steady, gains=())
         out[layer] = choose_homes(demand, split.held - split.slots, split.slots)
     return out
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from appliance.errors import DoesNotFit
 from appliance.plan.budget import GIB, Demand, device_lines, expert_lines, host_lines
 from appliance.plan.cards import Card
-from appliance.plan.cost import row_probabilities, touched
+from appliance.plan.cost import gains, layer_costs, row_probabilities, touched
 from appliance.plan.model import LayerPlacement, LedgerLine, RankPlan, format_ids
 from appliance.plan.placement import LayerDemand, choose_homes, fill, take
 from appliance.plan.routing import Heat
@@ -14,7 +14,7 @@ from appliance.plan.routing import Heat
 def plan_rank(demand: Demand, card: Card, heat: Heat | None) -> RankPlan:
     fixed = device_lines(demand, card)
     taken = sum(line.size_bytes for line in fixed)
-    layers = [_layer_demand(demand, card.rank, i, heat) for i in range(len(demand.layers))]
+    layers = [_layer_demand(demand, card, i, heat) for i in range(len(demand.layers))]
     ranked = [layer for layer, moe in zip(layers, demand.layers, strict=True) if not moe.draft]
     if taken > card.capacity_bytes:
         raise DoesNotFit(
@@ -40,15 +40,21 @@ def plan_rank(demand: Demand, card: Card, heat: Heat | None) -> RankPlan:
     )
 
 
-def _layer_demand(demand: Demand, rank: int, position: int, heat: Heat | None) -> LayerDemand:
+def _layer_demand(demand: Demand, card: Card, position: int, heat: Heat | None) -> LayerDemand:
     layer = demand.layers[position]
-    owned = demand.owned(layer, rank)
+    owned = tuple(demand.owned(layer, card.rank))
     counts = heat.of(layer.index) if heat and not layer.draft else None
     rows = row_probabilities(counts, len(layer.experts), layer.top_k)
-    reads = tuple(touched(rows[e], demand.policy.streams) for e in owned)
     steady = (heat.steady(layer.index) if heat and not layer.draft else None) or rows
-    return LayerDemand(layer.index, tuple(owned), demand.block_bytes(layer), reads,
-                       tuple(steady[e] for e in owned))  # fmt: skip
+    reads = tuple(touched(rows[e], demand.policy.streams) for e in owned)
+    block, rate = demand.block_bytes(layer), card.link_bytes_per_second
+    saved = (
+        # Nobody knows what a host read costs here: fewer of them is all there is to go by.
+        tuple(sorted(reads, reverse=True))
+        if rate is None
+        else gains(layer_costs(reads, block, rate, demand.curve))
+    )
+    return LayerDemand(layer.index, owned, block, reads, tuple(steady[e] for e in owned), saved)
 
 
 def _quotas(

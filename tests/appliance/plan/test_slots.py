@@ -115,7 +115,7 @@ def test_lru_takes_every_cold_pick_and_evicts_the_oldest() -> None:
 
 def test_what_every_topic_wants_stays_and_what_some_want_gets_slots() -> None:
     heat = Heat({0: (60, 40, 50, 0)}, {"a": {0: (60, 20, 0, 0)}, "b": {0: (0, 20, 50, 0)}})
-    demand = LayerDemand(0, (0, 1, 2, 3), 1, heat.counts[0], heat.steady(0) or ())
+    demand = LayerDemand(0, (0, 1, 2, 3), 1, heat.counts[0], heat.steady(0) or (), gains=())
     homes = choose_homes(demand, permanent=1, slots=1)
     assert homes.device == (1,) and homes.slots == (0,) and homes.host == (0, 2, 3)
 
