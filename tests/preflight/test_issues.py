@@ -70,8 +70,8 @@ def test_B011_many_registrations_need_many_mappings(shared: Path) -> None:
 def test_B012_a_containers_64_mb_of_locked_memory(shared: Path) -> None:
     assert "64 MB (or 64 KB)" in text_of(shared, "B012")
     for size in (64 << 20, 64 << 10):
-        edits = {"read /proc/self/limits": limits(str(size)),
-                 "read /proc/self/status": status(capabilities=NO_IPC_LOCK, nodes="0-1")}  # fmt: skip
+        mine = status(capabilities=NO_IPC_LOCK, nodes="0-1")
+        edits = {"read /proc/self/limits": limits(str(size)), "read /proc/self/status": mine}
         found = finding(host_with(TWO, edits), "memlock-low")
         assert "--ulimit memlock=-1" in (found.fix or "")
 
