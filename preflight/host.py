@@ -119,6 +119,7 @@ class NumaNode(Facts):
     # In the order of Host.numa_nodes: ids may have gaps.
     distances: tuple[int, ...] | None = None
     gpu_memory: bool = False
+    socket: int | None = None
 
 
 class Limits(Facts):
