@@ -32,6 +32,9 @@ HostShare = Annotated[
         help="Share of the experts to keep on the host, 0 to 1 (default: what does not fit)."
     ),
 ]
+Ignore = Annotated[
+    list[str] | None, typer.Option(help="A failure of this check only warns.", metavar="ID")
+]
 HeatFile = Annotated[
     Path | None, typer.Option("--heat", help="Routing counts to rank experts by.", metavar="FILE")
 ]
