@@ -149,3 +149,17 @@ def test_bytes_are_shown_in_binary_units(size_bytes, words):
 )  # fmt: skip
 def test_durations_are_shown_as_people_say_them(seconds, words):
     assert render.duration(seconds) == words
+
+
+def test_headers_only_makes_a_large_model_of_true_size_and_takes_no_other_option(
+    appliance, tmp_path
+):
+    mixed = appliance("weights", "synth", tmp_path / "x", "--headers-only", "m", "--layers", 3)
+    assert mixed.code == 2 and "no other option goes with it" in mixed.err
+    unknown = appliance("weights", "synth", tmp_path / "x", "--headers-only", "m")
+    assert unknown.code == 2 and "glm-5.3-flash" in unknown.err
+    made = tmp_path / "qwen"
+    assert appliance("weights", "synth", made, "--headers-only", "qwen3.8-flash-next").code == 0
+    apparent = sum(file.stat().st_size for file in made.iterdir())
+    on_disk = sum(file.stat().st_blocks * 512 for file in made.iterdir())
+    assert apparent > 10 << 30 and on_disk < 64 << 20
