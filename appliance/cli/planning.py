@@ -30,7 +30,7 @@ def make(
     streams: options.Streams = None,
     context: options.Context = None,
     host_share: options.HostShare = None,
-    heat: options.HeatFile = None,
+    heat: options.HeatFiles = None,
 ) -> None:
     """Read the headers and the machine, give every expert a home, write plan.json."""
     from appliance.checkpoint.exl3 import read_checkpoint
@@ -79,7 +79,7 @@ def ledger(plan: PlanPath) -> None:
 
 
 @group.command()
-def explain(plan: PlanPath, layer: int, expert: int, heat: options.HeatFile = None) -> None:
+def explain(plan: PlanPath, layer: int, expert: int, heat: options.HeatFiles = None) -> None:
     """Where one expert lives, and why."""
     from appliance.plan.explain import explain as explained
     from appliance.plan.model import load_plan

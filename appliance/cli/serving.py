@@ -77,7 +77,7 @@ def up(
     streams: options.Streams = None,
     context: options.Context = None,
     host_share: options.HostShare = None,
-    heat: options.HeatFile = None,
+    heat: options.HeatFiles = None,
     ignore: options.Ignore = None,
 ) -> int:
     """Plan a model on this machine, start the engine, prove it, serve it.

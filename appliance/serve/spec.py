@@ -147,6 +147,10 @@ def _environment(plan: Plan, wishes: Wishes, files: Files) -> dict[str, str]:
     }
     if plan.ranks[0].device == "cpu":
         environment["VLLM_TARGET_DEVICE"] = "cpu"
+        if len(plan.ranks) > 1:
+            # Left alone, vLLM wants a NUMA node for each rank and does not start without; unbound
+            # ranks of many threads each would spin against one another on the same cores.
+            environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     return environment
 
 

@@ -63,6 +63,14 @@ def test_the_environment_names_files_and_closes_vllms_own_doors():
     assert environment["APPLIANCE_GATEWAY_CONTROL_KEY"] == "/state/control-key"
 
 
+def test_several_ranks_without_gpus_are_not_bound_to_a_memory_node_each():
+    alone, pair = (
+        made(plan(ranks=ranks(*["cpu"] * n), tensor_parallel=n)).environment for n in (1, 2)
+    )
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in alone
+    assert (pair["VLLM_CPU_OMP_THREADS_BIND"], pair["OMP_NUM_THREADS"]) == ("nobind", "1")
+
+
 def test_a_shell_reads_the_printed_command_back_to_the_same_words():
     words = shlex.split(made(plan()).command())
     assert words[0] == "env" and "VLLM_API_KEY" in words
