@@ -12,6 +12,8 @@ from appliance.checkpoint.exl3 import read_checkpoint
 from appliance.checkpoint.model import Checkpoint
 from appliance.plan.model import Plan
 
+# Python of the vLLM that the image ships, over the CPU build's libraries (constraints/install.py).
+OVERLAY = {"PYTHONPATH": str(Path(sys.prefix) / "vllm-0.33.0"), "VLLM_TARGET_DEVICE": "cpu"}
 GENERATE = Path(__file__).parent / "generate.py"
 Outputs = dict[str, Any]
 MakeLab = Callable[[str], "Lab"]
@@ -47,21 +49,36 @@ class Lab:
         self.path = checkpoint
         self.checkpoint: Checkpoint = read_checkpoint(checkpoint)
 
-    def generate(self, name: str, plan: Plan, prompts: dict[str, Any], **options: Any) -> Outputs:
+    def generate(
+        self,
+        name: str,
+        plan: Plan,
+        prompts: dict[str, Any],
+        environment: dict[str, str] | None = None,
+        **options: Any,
+    ) -> Outputs:
         """Serve the checkpoint on `plan` and generate greedily."""
         plan_file = self.folder / f"{name}.plan.json"
         plan.write(plan_file)
         ours = {"appliance": {"plan": str(plan_file), "checkpoint": str(self.path)}}
-        return self._run(name, self.path, prompts, additional_config=ours, **options)
+        options["additional_config"] = ours
+        return self._run(name, self.path, prompts, options, environment or {})
 
     def generate_stock(self, name: str, model: Path, prompts: dict[str, Any]) -> Outputs:
         """vLLM's own unquantised path on dense weights."""
-        return self._run(name, model, prompts)
+        return self._run(name, model, prompts, {}, {})
 
-    def _run(self, name: str, model: Path, prompts: dict[str, Any], **options: Any) -> Outputs:
+    def _run(
+        self,
+        name: str,
+        model: Path,
+        prompts: dict[str, Any],
+        options: dict[str, Any],
+        environment: dict[str, str],
+    ) -> Outputs:
         asked, out = self.folder / f"{name}.prompts.json", self.folder / f"{name}.json"
         asked.write_text(json.dumps(prompts))
         arguments = [str(GENERATE), str(model), str(asked), str(out), json.dumps(options)]
-        run(arguments, self.folder / f"{name}.log")
+        run(arguments, self.folder / f"{name}.log", **environment)
         found: Outputs = json.loads(out.read_text())
         return found

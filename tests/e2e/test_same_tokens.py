@@ -9,7 +9,7 @@ rounding of float32, and are compared with TOLERANCE.
 from typing import Any
 
 import pytest
-from e2e.lab import Lab, MakeLab, Outputs
+from e2e.lab import OVERLAY, Lab, MakeLab, Outputs
 
 from appliance.engine.dense_twin import write_dense_twin
 from appliance.plan.planner import plan
@@ -21,7 +21,14 @@ TOLERANCE = 1e-3  # natural log; the smallest gap between first and second choic
 PLACEMENTS = {"resident": 0.0, "half": 0.5, "host": 1.0}
 
 
-def serve(lab: Lab, name: str, prompts: dict[str, Any], share: float, **options: Any) -> Outputs:
+def serve(
+    lab: Lab,
+    name: str,
+    prompts: dict[str, Any],
+    share: float,
+    environment: dict[str, str] | None = None,
+    **options: Any,
+) -> Outputs:
     ranks = options.get("tensor_parallel_size", 1)
     policy = Policy(
         device="cpu",
@@ -32,7 +39,7 @@ def serve(lab: Lab, name: str, prompts: dict[str, Any], share: float, **options:
         context_tokens=512,
     )
     made = plan(inspect(Live()), lab.checkpoint, None, policy)
-    found = lab.generate(name, made, prompts, **options)
+    found = lab.generate(name, made, prompts, environment, **options)
     assert [rank["problems"] for rank in found["proof"]] == [[]] * ranks
     return found
 
@@ -55,7 +62,7 @@ def largest_difference(a: Outputs, b: Outputs) -> float:
 def test_placement_ranks_and_format_change_no_token(
     lab: MakeLab, prompts: dict[str, Any], family: str
 ) -> None:
-    """20 prompts x 64 tokens: three placements, TP 2, EP 2 and the dense weights agree."""
+    """20 prompts x 64 tokens: three placements, both vLLMs, TP 2, EP 2, dense weights agree."""
     model = lab(family)
     served = {name: serve(model, name, prompts, share) for name, share in PLACEMENTS.items()}
     assert len(tokens(served["half"])) == 20
@@ -70,6 +77,11 @@ def test_placement_ranks_and_format_change_no_token(
     assert picks["half"]["device"] and picks["half"]["host"]
     assert served["resident"]["state"][0]["host_bytes_read"] == 0
     assert served["host"]["state"][0]["host_bytes_read"] > 0
+
+    shipped = serve(model, "shipped", prompts, 0.5, OVERLAY)
+    assert shipped["vllm"].startswith("0.33.0")
+    assert served["half"]["vllm"].startswith("0.32.0")
+    assert tokens(shipped) == tokens(served["half"])
 
     over_ranks = {
         "tp2": serve(model, "tp2", prompts, 0.5, tensor_parallel_size=2),
