@@ -55,6 +55,9 @@ def forecast(
         said.append("cards on different memory nodes: 1.17 to 1.51 times slower")
     return Forecast(
         prefill=_prefill(demand, ranks, layers, models, rates) if known else (),
+        break_even_chunk_tokens=(
+            _break_even_chunk(demand, layers, models, rates) if known else None
+        ),
         load_seconds=_load_seconds(demand, ranks, disk_bytes_per_second),
         cold=cold,
         assumptions=tuple(said),
@@ -97,6 +100,17 @@ def _prefill(
             )
         )
     return tuple(out)
+
+
+def _break_even_chunk(
+    demand: Demand, layers: Sequence[Layer], models: Sequence[GpuModel], rates: Sequence[float]
+) -> int:
+    link = max(
+        sum(la.block_bytes * len(la.cold[number]) for la in layers) / rate
+        for number, rate in enumerate(rates)
+    )
+    flops = sum(model.tensor_flops for model in models) * PREFILL_RATE[1]
+    return round(link * demand.curve.zero_copy_share * flops / _flops_per_token(demand))
 
 
 def _flops_per_token(demand: Demand) -> float:

@@ -109,6 +109,7 @@ class RankPlan(Strict):
     device: Literal["cuda", "cpu"]
     gpu: str | None = None
     gpu_name: str | None = None
+    compute_capability: str | None = None
     numa_node: int | None = None
     cpus: str | None = None
     link: Literal["pcie", "c2c", "nvlink", "memory"] = "pcie"

@@ -57,6 +57,8 @@ class Forecast(Strict):
     """What the planner expects beside single steps, and the assumptions that move it most."""
 
     prefill: tuple[PrefillPrediction, ...] = ()
+    # From this chunk on arithmetic takes as long as every host expert takes to cross.
+    break_even_chunk_tokens: int | None = None
     load_seconds: Range | None = None
     cold: ColdShares | None = None
     assumptions: tuple[str, ...] = ()

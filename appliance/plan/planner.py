@@ -64,6 +64,7 @@ def plan(host: Host, checkpoint: Checkpoint, heat: Heat | None, policy: Policy) 
             context_tokens=demand.context_tokens,
             prefill_chunk_tokens=policy.prefill_chunk_tokens,
             kv_cache_bytes=demand.kv_bytes,
+            kv_block_tokens=_kv_block_tokens(checkpoint, ranks),
         ),
         cache=_cache_rules(ranks, heat) if policy.cache_slots else None,
         ranks=ranks,
@@ -71,6 +72,12 @@ def plan(host: Host, checkpoint: Checkpoint, heat: Heat | None, policy: Policy) 
         forecast=forecast(demand, ranks, layers, heat, disk),
         notes=notes,
     )
+
+
+def _kv_block_tokens(checkpoint: Checkpoint, ranks: tuple[RankPlan, ...]) -> int | None:
+    """DeepSeek-V4 on sm_120 has one size that its attention and its indexer both take."""
+    on_sm120 = any((rank.compute_capability or "").startswith("12.") for rank in ranks)
+    return 128 if on_sm120 and checkpoint.model_type.startswith("deepseek_v4") else None
 
 
 def _settle(
@@ -86,7 +93,7 @@ def _settle(
             fix=f"ask for at most {limit}",
         )
     demand = Demand(checkpoint, ranks, policy.expert_parallel, context,
-                    policy.kept_conversations, policy)  # fmt: skip
+                    policy.kept_conversations, policy, card.device)  # fmt: skip
     known = (
         sum(heat.of(layer.index) is not None for layer in checkpoint.target_layers) if heat else 0
     )

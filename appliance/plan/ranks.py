@@ -44,6 +44,7 @@ def _plan_rank(demand: Demand, card: Card, layers: list[LayerDemand]) -> RankPla
         device=card.device,
         gpu=gpu.uuid if gpu else None,
         gpu_name=gpu.name if gpu else None,
+        compute_capability=gpu.compute_capability if gpu else None,
         numa_node=card.numa_node,
         cpus=gpu.cpus if gpu else None,
         link=card.link,
