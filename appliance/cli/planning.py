@@ -1,4 +1,4 @@
-"""plan make, show, ledger, explain: a plan without an engine."""
+"""plan make, show, ledger, explain, diff: a plan without an engine."""
 
 from __future__ import annotations
 
@@ -85,3 +85,12 @@ def explain(plan: PlanPath, layer: int, expert: int, heat: options.HeatFiles = N
     from appliance.plan.model import load_plan
 
     render.data(explained(load_plan(plan), layer, expert, options.heat(heat)))
+
+
+@group.command()
+def diff(old: PlanPath, new: PlanPath) -> None:
+    """Which experts moved between two plans of a model, and what that changes."""
+    from appliance.plan.compare import diff_lines
+    from appliance.plan.model import load_plan
+
+    render.lines(diff_lines(load_plan(old), load_plan(new)))
