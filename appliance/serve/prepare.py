@@ -9,6 +9,7 @@ from appliance.checkpoint.exl3 import read_checkpoint
 from appliance.checkpoint.model import Checkpoint
 from appliance.errors import CheckFailed, UsageError
 from appliance.plan.check import check_plan
+from appliance.plan.guards import GUARDS, guard
 from appliance.plan.model import Plan, load_plan
 from appliance.plan.planner import plan as make_plan
 from appliance.plan.request import Policy
@@ -17,6 +18,8 @@ from appliance.serve.spec import ServeSpec, Wishes, spec
 from appliance.serve.state import Files, State, already_running, make_folder, read_state
 from preflight import Finding, Host, Live, check, inspect, plan_needs
 from preflight.report import UnknownCheck
+
+GUARD_IDS = frozenset(rail.id for rail in GUARDS)
 
 
 @dataclass(frozen=True)
@@ -67,18 +70,24 @@ def prepare(request: Request, wishes: Wishes, files: Files) -> Prepared:
 
 
 def _findings(host: Host, plan: Plan, ignore: tuple[str, ...] | None) -> tuple[Finding, ...]:
-    needs = plan_needs(plan.model_dump(mode="json"))
+    """What the machine's checks and the plan's guard rails found, failures first."""
+    ignored = frozenset(ignore or ())
     try:
-        report = check(host, needs, ignore or ())
+        report = check(host, plan_needs(plan.model_dump(mode="json")), ignored - GUARD_IDS)
     except UnknownCheck as error:
         raise UsageError(str(error)) from error
-    if report.failures and ignore is not None:
-        shown = "; ".join(f"{one.check}: {one.saw}" for one in report.failures)
+    rails = guard(plan, host)
+    failures = [
+        *report.failures,
+        *(one for one in rails if one.severity == "fail" and one.check not in ignored),
+    ]
+    if failures and ignore is not None:
+        shown = "; ".join(f"{one.check}: {one.saw}" for one in failures)
         raise CheckFailed(
             f"this machine does not meet the plan's needs: {shown}",
             fix="`appliance preflight` says what to change; --ignore ID goes on all the same",
         )
-    return report.failures + report.warnings
+    return (*report.failures, *report.warnings, *rails)
 
 
 def _as_last_time(request: Request, last: State | None) -> Request:

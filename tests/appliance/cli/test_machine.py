@@ -45,6 +45,14 @@ def test_up_refuses_what_the_machine_cannot_give_with_the_numbers(appliance, mod
     assert all(f"warning: {check}: " in allowed.err for check in failed)
 
 
+def test_a_guard_rail_of_the_plan_is_ignored_by_its_own_name(appliance, model, greedy_plan):
+    failed = failing(appliance("preflight", "--plan", greedy_plan, "--json").out)
+    words = [word for check in failed for word in ("--ignore", check)]
+    words += ["--ignore", "native-offload"]
+    said = appliance("up", "--model", model, "--plan", greedy_plan, "--dry-run", *words)
+    assert said.code == 0 and "warning: host-memory-margin: the plan takes 1024" in said.err
+
+
 def test_an_unknown_check_is_wrong_usage_with_the_nearest_one(appliance, model):
     for words in (["preflight"], ["up", "--model", model, "--dry-run"]):
         said = appliance(*words, "--ignore", "gpus-to-few")
