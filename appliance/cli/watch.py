@@ -37,6 +37,8 @@ class Watch:
 
     def __call__(self, state: State) -> None:
         if state.phase == self._phase:
+            if self._progress is not None:
+                self._progress.detail = state.message
             return
         self.close()
         self._phase = state.phase
