@@ -92,7 +92,7 @@ def test_a_full_disk_is_a_sentence(model, tmp_path, own_state):
     environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
     for words, code in ((limited, 0), (limited.replace("--dry-run ", ""), 1)):
         done = subprocess.run(["sh", "-c", words], env=environment, capture_output=True, text=True,
-                              timeout=60, check=False)  # fmt: skip
+                              timeout=180, check=False)  # fmt: skip
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
     assert "File too large" in done.stderr
@@ -149,3 +149,10 @@ def test_bytes_are_shown_in_binary_units(size_bytes, words):
 )  # fmt: skip
 def test_durations_are_shown_as_people_say_them(seconds, words):
     assert render.duration(seconds) == words
+
+
+def test_headers_only_takes_no_other_option_and_names_what_it_knows(appliance, tmp_path):
+    mixed = appliance("weights", "synth", tmp_path / "x", "--headers-only", "m", "--layers", 3)
+    assert mixed.code == 2 and "no other option goes with it" in mixed.err
+    unknown = appliance("weights", "synth", tmp_path / "x", "--headers-only", "m")
+    assert unknown.code == 2 and "glm-5.3-flash" in unknown.err
