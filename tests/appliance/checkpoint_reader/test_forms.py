@@ -8,8 +8,9 @@ import tiny_checkpoint as tiny
 
 from appliance.checkpoint.exl3 import read_checkpoint
 from appliance.checkpoint.model import Checkpoint
-from appliance.checkpoint.support import require_exl3, require_tensor_parallel
+from appliance.checkpoint.support import require_exl3
 from appliance.errors import CheckpointError, UnsupportedError
+from appliance.plan.refuse import refuse_impossible_split
 
 Stored = dict[str, tiny.Stored]
 
@@ -165,9 +166,9 @@ def test_rank_slices_add_up_to_whole_experts(tmp_path: Path) -> None:
 
 def test_rank_slices_serve_only_their_own_degree(tmp_path: Path) -> None:
     checkpoint = read_checkpoint(sliced(2).write(tmp_path))
-    require_tensor_parallel(checkpoint, 2)
-    with pytest.raises(UnsupportedError, match="sliced for tensor parallelism 2, not 1"):
-        require_tensor_parallel(checkpoint, 1)
+    refuse_impossible_split(checkpoint, 2, expert_parallel=False)
+    with pytest.raises(UnsupportedError, match="already cut for 2 ranks and cannot serve 1"):
+        refuse_impossible_split(checkpoint, 1, expert_parallel=False)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +183,24 @@ def test_a_rank_slice_that_is_missing(tmp_path: Path, drop: str, words: str) -> 
     for name in [name for name in model.tensors if f"layers.1.mlp.experts.2.{drop}" in name]:
         del model.tensors[name]
     with pytest.raises(CheckpointError, match=words):
+        read_checkpoint(model.write(tmp_path))
+
+
+def test_slices_of_unequal_width_are_refused(tmp_path: Path) -> None:
+    model = sliced(2)
+    model.tensors |= tiny.linear("model.layers.0.mlp.experts.0.up_proj.rank1", 256, 128, 4)
+    with pytest.raises(CheckpointError, match=r"experts.0.up_proj is cut into unequal slices"):
+        read_checkpoint(model.write(tmp_path))
+
+
+def test_layers_sliced_for_different_degrees_are_refused(tmp_path: Path) -> None:
+    model = sliced(2)
+    for name in [name for name in model.tensors if "layers.1.mlp.experts." in name]:
+        del model.tensors[name]
+    for e in range(4):
+        at = f"model.layers.1.mlp.experts.{e}"
+        model.tensors |= tiny.expert(at, 256, 256, ("gate_proj", "up_proj", "down_proj"))
+    with pytest.raises(CheckpointError, match=r"different tensor-parallel degrees .*: 1, 2"):
         read_checkpoint(model.write(tmp_path))
 
 
@@ -237,11 +256,11 @@ def test_a_table_that_does_not_add_up(tmp_path: Path, changes: Any, words: str) 
         read_checkpoint(model.write(tmp_path))
 
 
-@pytest.mark.parametrize(("degree", "slice_"), [(2, 64), (3, 42.6667), (4, 32)])
+@pytest.mark.parametrize(("ranks", "slice_"), [(2, "64"), (3, "42.6667"), (4, "32")])
 def test_b036_shards_that_are_no_multiple_of_128_are_refused(
-    tmp_path: Path, degree: int, slice_: float
+    tmp_path: Path, ranks: int, slice_: str
 ) -> None:
     checkpoint = read_checkpoint(tiny.qwen().write(tmp_path))
-    require_tensor_parallel(checkpoint, 1)
-    with pytest.raises(UnsupportedError, match=f"cut for {degree} ranks are {slice_:g} wide"):
-        require_tensor_parallel(checkpoint, degree)
+    refuse_impossible_split(checkpoint, 1, expert_parallel=False)
+    with pytest.raises(UnsupportedError, match=f"128/{ranks} = {slice_}, which is not a multiple"):
+        refuse_impossible_split(checkpoint, ranks, expert_parallel=False)
