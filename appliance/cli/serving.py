@@ -157,6 +157,7 @@ class Watch:
         "starting": "starting the engine and loading the weights",
         "proving": "proving the engine",
         "draining": "waiting for accepted requests to finish",
+        "stopping": "ending the engine",
     }
 
     def __init__(self) -> None:
@@ -181,7 +182,7 @@ class Watch:
             self._progress = None
 
     def _serving(self, state: State) -> None:
-        render.say(f"{state.phase}: {state.message}")
+        render.say(f"{state.words}: {state.message}")
         render.say(f"{state.served_name} on {state.url}/v1, API key in {state.keys}")
 
 

@@ -17,7 +17,7 @@ Row = tuple[str, Any]
 def status_rows(found: Status) -> list[Row]:
     state = found.state
     rows: list[Row] = [
-        ("state", f"{state.phase} for {duration(state.seconds)}"),
+        ("state", f"{state.words} for {duration(state.seconds)}"),
         ("", state.message),
         ("model", f"{state.served_name} ({state.model})"),
         ("address", f"{state.url}/v1"),

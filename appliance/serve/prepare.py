@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from appliance.checkpoint.exl3 import read_checkpoint
@@ -14,7 +14,7 @@ from appliance.plan.planner import plan as make_plan
 from appliance.plan.request import Policy
 from appliance.plan.routing import Heat
 from appliance.serve.spec import ServeSpec, Wishes, spec
-from appliance.serve.state import Files, make_folder, read_state
+from appliance.serve.state import Files, State, already_running, make_folder, read_state
 from preflight import Host, Live, inspect
 
 
@@ -35,7 +35,11 @@ class Request:
 
 def prepare(request: Request, wishes: Wishes, files: Files) -> ServeSpec:
     """Raises ApplianceError with the first thing that is wrong with model, plan or machine."""
-    request = request if request.model is not None else _as_last_time(request, files)
+    last = read_state(files)
+    if last is not None and last.supervisor_is_running and not request.dry_run:
+        raise already_running(files)  # before its plan.json is written over
+    if request.model is None:
+        request = _as_last_time(request, last)
     assert request.model is not None
     checkpoint = read_checkpoint(request.model.absolute())
     host = inspect(Live())
@@ -47,14 +51,13 @@ def prepare(request: Request, wishes: Wishes, files: Files) -> ServeSpec:
     return spec(plan, checkpoint.path, plan_path, wishes, files)
 
 
-def _as_last_time(request: Request, files: Files) -> Request:
-    last = read_state(files)
+def _as_last_time(request: Request, last: State | None) -> Request:
     if last is None:
         raise UsageError(
             "which model? Nothing was served yet from this state directory",
             fix="appliance up --model DIR, or appliance demo",
         )
-    return Request(last.model, request.plan_path, request.policy, request.heat, request.dry_run)
+    return replace(request, model=last.model)
 
 
 def _made(request: Request, host: Host, checkpoint: Checkpoint, files: Files) -> Plan:

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from appliance.errors import ServeError
+from appliance.serve.answers import Expectation
 from appliance.serve.client import Client
 
-EXPECTATIONS_FILE = "expectations.json"
 PROGRESS_METRIC = "vllm:iteration_tokens_total_count"
 PROOF_SECONDS = 1800.0  # samples are read again from the shards; a slow disk may take this long
 ANSWER_SECONDS = 600.0
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """A prompt and what greedy decoding must make of it, both as token ids."""
-
-    prompt: tuple[int, ...]
-    tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -34,28 +24,11 @@ class Proof:
     answers: int | None
 
 
-def read_expectations(model: Path) -> tuple[Expectation, ...] | None:
-    """The checkpoint's known answers, None where it ships none. Raises ServeError on bad ones."""
-    path = model / EXPECTATIONS_FILE
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        found = tuple(
-            Expectation(tuple(map(int, one["prompt_token_ids"])), tuple(map(int, one["token_ids"])))
-            for one in data["expectations"]
-        )
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ServeError(f"cannot read the known answers in {path}: {error!r}") from error
-    if not all(one.prompt and one.tokens for one in found) or not found:
-        raise ServeError(f"{path} holds an empty known answer")
-    return found
-
-
 def prove(
     client: Client,
     served_name: str,
     expectations: tuple[Expectation, ...] | None,
+    clear_lead: float,
     tell: Callable[[str], None],
 ) -> Proof:
     """Raises ServeError with what the engine got wrong; the counters are at zero afterwards."""
@@ -65,7 +38,7 @@ def prove(
     before = _progress(client)
     for number, one in enumerate(expectations or (), 1):
         tell(f"known answer {number} of {len(expectations or ())}")
-        _require_answer(client, served_name, one, number)
+        _require_answer(client, served_name, one, number, clear_lead)
     if expectations is None:
         _complete(client, served_name, prompt=(1, 2, 3), count=2)
     after = _progress(client)
@@ -99,17 +72,17 @@ def _require_ranks_ok(answer: Any) -> int:
     return samples
 
 
-def _require_answer(client: Client, name: str, one: Expectation, number: int) -> None:
+def _require_answer(
+    client: Client, name: str, one: Expectation, number: int, clear_lead: float
+) -> None:
     got = _complete(client, name, prompt=one.prompt, count=len(one.tokens))
-    if got == one.tokens:
-        return
-    pairs = zip(got, one.tokens, strict=False)
-    same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(got), len(one.tokens)))
-    raise ServeError(
-        f"known answer {number} is wrong from token {same + 1} of {len(one.tokens)}:"
-        f" expected {list(one.tokens[same : same + 4])}, got {list(got[same : same + 4])}",
-        fix="the weights or the kernels are not right: do not use this engine's answers",
-    )
+    wrong = one.differs_at(got, clear_lead)
+    if wrong is not None:
+        raise ServeError(
+            f"known answer {number} is wrong from token {wrong + 1} of {len(one.tokens)}:"
+            f" expected {list(one.tokens[wrong : wrong + 4])}, got {list(got[wrong : wrong + 4])}",
+            fix="the weights or the kernels are not right: do not use this engine's answers",
+        )
 
 
 def _complete(client: Client, name: str, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:

@@ -22,6 +22,10 @@ PIN_SECONDS_PER_GIB = 0.05  # huge pages, touched and registered (FACTS section 
 SLOWEST_READ_BYTES_PER_SECOND = 100e6
 SLOWEST_START_SECONDS = 300.0
 
+# Known answers come from float32. A 16-bit type keeps 8 to 11 bits of a logit: leads smaller than
+# this say nothing there. Derived from the types, not yet measured on a GPU.
+CLEAR_LEAD = {"cpu": 0.0, "cuda": 0.25}
+
 
 @dataclass(frozen=True)
 class Wishes:
@@ -53,6 +57,7 @@ class ServeSpec:
     load_seconds: float
     start_limit_seconds: float
     drain_seconds: float
+    clear_lead: float
 
     def command(self) -> str:
         """The command as a shell would take it. Holds no secret: keys are named by their files."""
@@ -82,6 +87,7 @@ def spec(plan: Plan, model: Path, plan_path: Path, wishes: Wishes, files: Files)
         load_seconds=load_seconds,
         start_limit_seconds=wishes.start_limit_seconds or _start_limit_seconds(plan),
         drain_seconds=wishes.drain_seconds,
+        clear_lead=CLEAR_LEAD[plan.ranks[0].device],
     )
 
 

@@ -17,7 +17,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from appliance import process
 from appliance.errors import ServeError
 
-Phase = Literal["starting", "proving", "ready", "unproved", "draining", "stopped", "failed"]
+Phase = Literal[
+    "starting", "proving", "ready", "unproved", "draining", "stopping", "stopped", "failed"
+]
 SERVING: tuple[Phase, ...] = ("ready", "unproved")
 ENDED: tuple[Phase, ...] = ("stopped", "failed")
 
@@ -93,6 +95,11 @@ class State(BaseModel):
         if self.engine_pid is None or self.engine_identity is None:
             return False
         return process.is_running(self.engine_pid, self.engine_identity)
+
+    @property
+    def words(self) -> str:
+        """The phase for people."""
+        return "serving, answers unproved" if self.phase == "unproved" else self.phase
 
     @property
     def url(self) -> str:

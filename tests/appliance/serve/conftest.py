@@ -46,8 +46,9 @@ def free_port() -> int:
 def model(tmp_path) -> Path:
     folder = tmp_path / "tiny"
     folder.mkdir()
-    known = [{"prompt_token_ids": [5, 9], "token_ids": [6, 10, 6, 10]}]
-    (folder / "expectations.json").write_text(json.dumps({"expectations": known}))
+    known = {"prompt": [5, 9], "tokens": [6, 10, 6, 10], "leads": [1.0, 1.0, 1.0, 0.1]}
+    kept = {"schema_version": 1, "cases": [known]}
+    (folder / "expectations.json").write_text(json.dumps(kept))
     return folder
 
 

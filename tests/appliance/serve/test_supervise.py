@@ -51,7 +51,8 @@ def test_an_engine_that_proves_itself_becomes_ready_and_serves(supervised):
 def test_without_known_answers_it_serves_and_says_that_answers_are_unproved(supervised, model):
     (model / "expectations.json").unlink()
     state = supervised().wait_for("unproved")
-    assert state.message.startswith("serving, answers unproved")
+    assert state.message.startswith("the checkpoint ships no known answers")
+    assert state.words == "serving, answers unproved"
 
 
 def test_nobody_gets_an_answer_before_the_proof(supervised):
