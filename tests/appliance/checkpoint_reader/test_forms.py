@@ -8,9 +8,8 @@ import tiny_checkpoint as tiny
 
 from appliance.checkpoint.exl3 import read_checkpoint
 from appliance.checkpoint.model import Checkpoint
-from appliance.checkpoint.support import require_exl3
+from appliance.checkpoint.support import require_exl3, require_tensor_parallel
 from appliance.errors import CheckpointError, UnsupportedError
-from appliance.plan.refuse import refuse_impossible_split
 
 Stored = dict[str, tiny.Stored]
 
@@ -166,9 +165,9 @@ def test_rank_slices_add_up_to_whole_experts(tmp_path: Path) -> None:
 
 def test_rank_slices_serve_only_their_own_degree(tmp_path: Path) -> None:
     checkpoint = read_checkpoint(sliced(2).write(tmp_path))
-    refuse_impossible_split(checkpoint, 2, expert_parallel=False)
-    with pytest.raises(UnsupportedError, match="already cut for 2 ranks and cannot serve 1"):
-        refuse_impossible_split(checkpoint, 1, expert_parallel=False)
+    require_tensor_parallel(checkpoint, 2)
+    with pytest.raises(UnsupportedError, match="sliced for tensor parallelism 2, not 1"):
+        require_tensor_parallel(checkpoint, 1)
 
 
 @pytest.mark.parametrize(
@@ -261,6 +260,17 @@ def test_b036_shards_that_are_no_multiple_of_128_are_refused(
     tmp_path: Path, ranks: int, slice_: str
 ) -> None:
     checkpoint = read_checkpoint(tiny.qwen().write(tmp_path))
-    refuse_impossible_split(checkpoint, 1, expert_parallel=False)
-    with pytest.raises(UnsupportedError, match=f"128/{ranks} = {slice_}, which is not a multiple"):
-        refuse_impossible_split(checkpoint, ranks, expert_parallel=False)
+    require_tensor_parallel(checkpoint, 1)
+    words = f"128 cut for {ranks} ranks are {slice_} wide, no multiple of 128"
+    with pytest.raises(UnsupportedError, match=words) as caught:
+        require_tensor_parallel(checkpoint, ranks)
+    assert caught.value.fix == "tensor parallelism 1, or expert parallelism"
+
+
+def test_sizes_that_no_degree_fits_are_refused_without_a_suggestion(tmp_path: Path) -> None:
+    model = with_experts(tiny.qwen(), plain("BF16"))
+    model.config["moe_intermediate_size"] = 2880
+    checkpoint = read_checkpoint(model.write(tmp_path))
+    with pytest.raises(UnsupportedError, match="2880 cut for 1 ranks") as caught:
+        require_tensor_parallel(checkpoint, 1)
+    assert caught.value.fix is None
