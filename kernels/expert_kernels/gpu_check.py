@@ -23,7 +23,6 @@ from expert_kernels import build, codec, cuda, ops
 from expert_kernels.synthetic import RandomExperts, Shape, routing
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-3, torch.bfloat16: 4e-3}
-SMALL = {"hidden": 512, "intermediate": 384}
 Facts = dict[str, Any]
 Section = Callable[[], Iterator[Facts]]
 
@@ -86,7 +85,7 @@ def _compare(
 ) -> Facts:
     x = inputs(tokens, experts.shape.hidden, dtype, seed)
     weights, ids = routing(tokens, top_k, experts.count, seed=seed)
-    options = {"swiglu_limit": limit, "weight_on_input": weight_on_input, "overlap": overlap}
+    options: Facts = {"swiglu_limit": limit, "weight_on_input": weight_on_input, "overlap": overlap}
     half = set(range(0, experts.count, 2))
     outs = [
         cuda.decode(x, weights, ids, experts.table(homes), **options)
@@ -111,7 +110,7 @@ def formats() -> Iterator[Facts]:
         halves = codec.HALF_BITS if codebook == "mul1" else ()
         mixed = [(2.0, 4.0, 3.0), (8.0, 1.0, 5.0)]
         for bits in [*((b, b, b) for b in (*codec.WHOLE_BITS, *halves)), *mixed]:
-            experts = RandomExperts(6, Shape(**SMALL, bits=bits, codebook=codebook))
+            experts = RandomExperts(6, Shape(512, 384, bits=bits, codebook=codebook))
             for tokens in (1, 8, 20):
                 facts = _compare(experts, tokens, 3, torch.float16, seed=tokens)
                 yield {"codebook": codebook, "bits": bits, **facts}
@@ -119,7 +118,7 @@ def formats() -> Iterator[Facts]:
 
 def rows() -> Iterator[Facts]:
     """Rows an expert from 1 to 64, dtypes, limit, weight on the input, without overlap."""
-    experts = RandomExperts(4, Shape(**SMALL))
+    experts = RandomExperts(4, Shape(512, 384))
     for tokens in (1, 2, 4, 7, 8, 9, 16, 17, 31, 32, 33, 48, 63, 64):
         for top_k in (1, 4):  # with 4 of 4 every expert has every row
             for dtype in TOLERANCE:
@@ -142,7 +141,7 @@ def real_shapes() -> Iterator[Facts]:
 
 def odd_picks() -> Iterator[Facts]:
     """-1 adds nothing, no pick gives zeros, a pick twice counts twice, more rows than a group."""
-    experts = RandomExperts(6, Shape(**SMALL))
+    experts = RandomExperts(6, Shape(512, 384))
     table = experts.table({1, 2})
     x = inputs(8, 512, torch.float16, 1)
     weights, ids = routing(8, 3, 6, seed=1)
@@ -185,11 +184,11 @@ def odd_picks() -> Iterator[Facts]:
 def prefill() -> Iterator[Facts]:
     """More than 64 tokens: dense products, host experts through the staging buffers."""
     cases: list[tuple[Shape, int, int, int, dict[str, Any]]] = [
-        (Shape(**SMALL), 24, 65, 3, {}),
-        (Shape(**SMALL), 24, 700, 6, {"limit": 0.5}),
-        (Shape(**SMALL), 40, 300, 1, {"weight_on_input": True}),
-        (Shape(**SMALL, bits=(2.0, 4.0, 5.0), codebook="mul1"), 20, 400, 2, {}),
-        (Shape(**SMALL), 2, 9000, 2, {}),  # more rows an expert than the scratch holds
+        (Shape(512, 384), 24, 65, 3, {}),
+        (Shape(512, 384), 24, 700, 6, {"limit": 0.5}),
+        (Shape(512, 384), 40, 300, 1, {"weight_on_input": True}),
+        (Shape(512, 384, bits=(2.0, 4.0, 5.0), codebook="mul1"), 20, 400, 2, {}),
+        (Shape(512, 384), 2, 9000, 2, {}),  # more rows an expert than the scratch holds
         (Shape(), 20, 1024, 6, {}),
     ]
     for shape, count, tokens, top_k, options in cases:
