@@ -56,10 +56,13 @@ class Gpu(Facts):
     pcie_width: int | None = None
     pcie_width_max: int | None = None
     mig_enabled: bool | None = None
+    mig_slices_bytes: tuple[int, ...] | None = None
     # Why NVML cannot answer for this card: lost, requires reset, unknown error.
     fault: str | None = None
     recovery_action: str | None = None
     memory_used_bytes: int | None = None
+    # The card has no memory of its own and says so: it takes the host's.
+    memory_unified: bool | None = None
     processes: tuple[GpuProcess, ...] | None = None
     # What the card alone could do, whatever the slot allows.
     pcie_generation_device_max: int | None = None
@@ -116,6 +119,7 @@ class NumaNode(Facts):
     # In the order of Host.numa_nodes: ids may have gaps.
     distances: tuple[int, ...] | None = None
     gpu_memory: bool = False
+    socket: int | None = None
 
 
 class Limits(Facts):
@@ -204,10 +208,14 @@ class Software(Facts):
     container_toolkit: str | None = None
     cdi_specs: tuple[str, ...] | None = None
     cuda_compat: str | None = None
+    # Bytes of huge pages of each size that the kubelet offers to pods.
+    kubelet_huge_pages_bytes: dict[int, int] | None = None
     clock_synchronised: bool | None = None
     cpu_governor: str | None = None
     ports_listening: tuple[int, ...] | None = None
     xids: tuple[Xid, ...] | None = None
+    # Processes the kernel killed for want of memory since boot.
+    memory_kills: tuple[str, ...] | None = None
     topo_error: str | None = None
 
 
