@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,27 @@ def _run(live: Live, *argv: str) -> list[Any]:
         raise _reason(error) from error
     out = done.stdout.decode("utf-8", "replace") + done.stderr.decode("utf-8", "replace")
     return list(Ran(done.returncode, out))
+
+
+def run_for(argv: list[str], seconds: float) -> Ran:
+    """Run a command of our own for at most `seconds`; then its whole process group is ended.
+
+    Raises TimeoutError where it took longer, Unreadable where it cannot be started.
+    """
+    try:
+        with subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        ) as child:
+            try:
+                out, _ = child.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                raise TimeoutError(f"{argv[0]} took more than {seconds:.0f} s") from None
+    except TimeoutError:
+        raise
+    except OSError as error:
+        raise _reason(error) from error
+    return Ran(child.returncode, out.decode("utf-8", "replace"))
 
 
 def _trial(live: Live, what: str, *words: str) -> str:
