@@ -1,0 +1,80 @@
+"""Options that several commands take, and what they become."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from appliance import render
+
+if TYPE_CHECKING:
+    from appliance.plan.request import Policy
+    from appliance.plan.routing import Heat
+    from preflight import Host
+
+Model = Annotated[Path | None, typer.Option(help="Folder of an EXL3 checkpoint.", metavar="DIR")]
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
+TensorParallel = Annotated[
+    int | None, typer.Option(help="Ranks to split over (default: every GPU).", metavar="N")
+]
+ExpertParallel = Annotated[
+    bool, typer.Option("--expert-parallel", help="Whole experts per rank, not slices of all.")
+]
+Streams = Annotated[
+    int | None, typer.Option(help="Requests that decode at once (default 6).", metavar="N")
+]
+Context = Annotated[
+    int | None, typer.Option(help="Longest conversation in tokens.", metavar="TOKENS")
+]
+HostShare = Annotated[
+    float | None,
+    typer.Option(
+        help="Share of the experts to keep on the host, 0 to 1 (default: what does not fit)."
+    ),
+]
+Ignore = Annotated[
+    list[str] | None, typer.Option(help="A failure of this check only warns.", metavar="ID")
+]
+HeatFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--heat", help="Routing counts or traces to rank experts by.", metavar="FILE"),
+]
+
+
+def policy(**wishes: Any) -> Policy:
+    """The planner's request; what is None is left to the planner's default."""
+    from appliance.plan.request import Policy
+
+    return Policy(**{name: value for name, value in wishes.items() if value is not None})
+
+
+def heat(files: list[Path] | None) -> Heat | None:
+    """Counts of any known format, added up; what had to be said about them is said."""
+    from appliance.plan.heat_files import read_heat
+
+    if not files:
+        return None
+    found = read_heat(files)
+    for note in found.notes:
+        render.say(f"note: {note}")
+    return found.heat
+
+
+def machine(recorded: Path | None, record: Path | None = None) -> Host:
+    """This machine, or the one recorded in a folder; kept in `record` where that is given."""
+    from appliance.errors import UsageError
+    from preflight import Live, Recorded, Recording, inspect
+    from preflight.answers import Unreadable
+
+    try:
+        source = Live() if recorded is None else Recorded(recorded)
+    except Unreadable as error:
+        raise UsageError(f"cannot replay a machine: {error}") from error
+    if record is None:
+        return inspect(source)
+    recording = Recording(source, record)
+    host = inspect(recording)
+    recording.save()
+    return host

@@ -1,0 +1,73 @@
+"""Splits and counts that this engine would serve wrongly, refused before planning.
+
+Which checkpoints it can serve at all: appliance/checkpoint/support.py.
+"""
+
+from __future__ import annotations
+
+from appliance.checkpoint.model import Checkpoint, MoeLayer
+from appliance.checkpoint.support import require_tensor_parallel
+from appliance.errors import UnsupportedError, UsageError
+from appliance.plan.kv import text_config
+from appliance.plan.routing import Heat
+
+
+def refuse_foreign_heat(heat: Heat, checkpoint: Checkpoint) -> None:
+    experts = {layer.index: len(layer.experts) for layer in checkpoint.target_layers}
+    for layer, row in heat.counts.items():
+        if experts.get(layer) != len(row):
+            has = f"{experts[layer]} experts" if layer in experts else "no routed experts"
+            raise UsageError(
+                f"the routing counts give layer {layer} {len(row)} experts and the model's has "
+                f"{has}",
+                fix="use counts of this model",
+            )
+
+
+def refuse_impossible_split(checkpoint: Checkpoint, ranks: int, expert_parallel: bool) -> None:
+    """Raises UnsupportedError where this split, or the checkpoint under any, would be wrong."""
+    if checkpoint.family == "unknown":
+        raise UnsupportedError(
+            f"model type {checkpoint.model_type!r} is of no family this release knows, so nobody "
+            "has checked that its experts are read and routed right",
+            fix="use a release that names this family",
+        )
+    require_tensor_parallel(checkpoint, 1 if expert_parallel else ranks)
+    heads = text_config(checkpoint).get("num_attention_heads")
+    if isinstance(heads, int) and heads % ranks:
+        raise UnsupportedError(
+            f"{heads} attention heads cannot be shared by {ranks} ranks",
+            fix="use a number of GPUs that divides the heads",
+        )
+    for layer in checkpoint.layers:
+        _refuse_mixed(layer)
+        if expert_parallel:
+            _refuse_uneven(layer, ranks)
+
+
+def _refuse_mixed(layer: MoeLayer) -> None:
+    """One kernel call serves a layer: its experts must agree on K and codebook per projection."""
+    first = layer.experts[0]
+    for number, expert in enumerate(layer.experts):
+        if expert is first:
+            continue
+        for name, a, b in zip(
+            layer.projection_names, first.projections, expert.projections, strict=True
+        ):
+            if a != b:
+                raise UnsupportedError(
+                    f"layer {layer.index} mixes {name} of {a.k} x {a.n} at {a.bits:g} bits "
+                    f"{a.codebook} (expert 0) with {b.k} x {b.n} at {b.bits:g} bits {b.codebook} "
+                    f"(expert {number}): the kernels take one shape, K and codebook a layer and "
+                    "projection",
+                    fix="use a package quantised with one K for all experts of a layer",
+                )
+
+
+def _refuse_uneven(layer: MoeLayer, ranks: int) -> None:
+    if len(layer.experts) % ranks:
+        raise UnsupportedError(
+            f"layer {layer.index} has {len(layer.experts)} experts, which {ranks} ranks cannot "
+            "share evenly",
+            fix="use a number of ranks that divides the experts",
+        )
