@@ -164,6 +164,7 @@ class Recorded(Source):
             found = data.get("format") if isinstance(data, dict) else None
             raise Unreadable(f"{path} has recording format {found!r}; this release reads {FORMAT}")
         self.label = data.get("label")
+        self.folders = data.get("folders")
         self.answers: dict[str, dict[str, Any]] = data["answers"]
 
     def answer(self, kind: str, *words: str) -> Any:
@@ -215,7 +216,12 @@ class Recording(Source):
         """Write the recording; the folder is made if it is not there."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / RECORDING
-        data = {"format": FORMAT, "label": self.label, "answers": self.answers}
+        data = {
+            "format": FORMAT,
+            "label": self.label,
+            "folders": self.folders,
+            "answers": self.answers,
+        }
         aside = path.with_name(f".{path.name}.new")
         aside.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         aside.replace(path)
