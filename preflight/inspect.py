@@ -15,11 +15,15 @@ from preflight.topology import witnessed
 DEFAULT_FOLDERS: Mapping[str, str] = {"temporary": "/tmp"}
 
 
-def inspect(source: Source, folders: Mapping[str, str] = DEFAULT_FOLDERS) -> Host:
+def inspect(source: Source, folders: Mapping[str, str] | None = None) -> Host:
     """What this machine is. Never raises: what could not be seen is None and listed in `unread`.
 
-    `folders`: role (model, cache, temporary) -> absolute path of a folder that exists.
+    `folders`: role (model, cache, temporary) -> absolute path of a folder that exists; left out,
+    those that a recording was made with, or /tmp.
     """
+    if folders is None:
+        folders = source.folders or DEFAULT_FOLDERS
+    source.folders = dict(folders)
     look = Looking(source)
     info = keyed_kib(look.text("/proc/meminfo"))
     nodes = numa.numa_nodes(look)
