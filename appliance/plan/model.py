@@ -68,13 +68,17 @@ def expert_block_bytes(shape: ExpertShape, tensor_parallel: int) -> int:
 
 
 class LedgerLine(Strict):
-    """One line of a rank's byte ledger. `source`: header, formula, measured or setting."""
+    """One line of a rank's byte ledger. `source`: header, formula, measured or setting.
+
+    `pinned`: host memory that a GPU reads in place, locked as long as the engine runs.
+    """
 
     part: str
     home: Home
     size_bytes: Bytes
     source: Literal["header", "formula", "measured", "setting"]
     note: str | None = None
+    pinned: bool = False
 
 
 class LayerPlacement(Strict):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 
 from appliance.checkpoint.model import Checkpoint
 from appliance.checkpoint.support import require_exl3
@@ -32,6 +33,8 @@ from preflight.host import Host
 
 __all__ = ["Policy", "plan"]
 
+# With no context asked for, the longest whose KV cache leaves most of the device to experts.
+LARGEST_KV_SHARE, SMALLEST_CONTEXT = 0.25, 4096
 # Facts that change while nothing about the machine does: two plans of one machine must be equal.
 _VOLATILE_NODE = {"memory_free_bytes", "huge_pages"}
 _VOLATILE_GPU = {"memory_free_bytes", "pcie_generation"}
@@ -86,14 +89,26 @@ def _settle(
     """Fill in what the request left open, and say so."""
     notes: list[str] = []
     limit = context_limit(checkpoint)
-    context = policy.context_tokens or min(limit or DEFAULT_CONTEXT_LIMIT, DEFAULT_CONTEXT_LIMIT)
-    if limit is not None and context > limit:
+    asked = policy.context_tokens
+    if limit is not None and asked is not None and asked > limit:
         raise UsageError(
-            f"a context of {context:,} tokens is asked for and the model was made for {limit:,}",
+            f"a context of {asked:,} tokens is asked for and the model was made for {limit:,}",
             fix=f"ask for at most {limit}",
         )
+    context = asked or min(limit or DEFAULT_CONTEXT_LIMIT, DEFAULT_CONTEXT_LIMIT)
     demand = Demand(checkpoint, ranks, policy.expert_parallel, context,
                     policy.kept_conversations, policy, card.device)  # fmt: skip
+    while (
+        asked is None
+        and demand.context_tokens > SMALLEST_CONTEXT
+        and (demand.kv_bytes > card.capacity_bytes * LARGEST_KV_SHARE)
+    ):
+        demand = replace(demand, context_tokens=demand.context_tokens // 2)
+    if demand.context_tokens < context:
+        notes.append(
+            f"a context of {demand.context_tokens:,} tokens was chosen: {context:,} would take "
+            f"more than {LARGEST_KV_SHARE:.0%} of the device for the KV cache"
+        )
     known = (
         sum(heat.of(layer.index) is not None for layer in checkpoint.target_layers) if heat else 0
     )
