@@ -58,6 +58,7 @@ def serve(
     rows: Mapping[int, Iterator[Row]],
     batch: int,
     windows: Sequence[tuple[int, int]] = WINDOWS,
+    names: Sequence[str] = NAMES,
 ) -> tuple[Window, ...]:
     """Replay rows on a plan made from `planned`; the clairvoyant knows `topics`, in equal parts."""
     homes = split_homes(planned, split)
@@ -70,7 +71,7 @@ def serve(
         "decayed": Decayed(homes, experts, told),
         "clairvoyant": Fixed(best_cold(Heat(_even_mix(topics)), homes)),
     }
-    return replay(contenders, rows, batch, windows)
+    return replay({name: contenders[name] for name in names}, rows, batch, windows)
 
 
 def _even_mix(topics: Sequence[Heat]) -> dict[int, tuple[float, ...]]:
@@ -100,6 +101,7 @@ def trials(
     seed: str,
     stickiness: float = 0.0,
     labelled: bool = True,
+    names: Sequence[str] = NAMES,
 ) -> list[Trial]:
     """Serve each group of topics, interleaved, on a plan from which the group was left out.
 
@@ -112,7 +114,7 @@ def trials(
         rows = {la: topic_rows(topics, la, split.top_k, batch, seed, stickiness)
                 for la in heat.counts}  # fmt: skip
         known = planned if labelled else Heat(planned.counts)
-        out.append(Trial(group, serve(known, topics, split, rules, rows, batch)))
+        out.append(Trial(group, serve(known, topics, split, rules, rows, batch, names=names)))
     return out
 
 

@@ -133,6 +133,7 @@ class MadeFrom(Strict):
     checkpoint: str
     heat: str | None = None
     policy: str
+    curve: str | None = None
 
 
 class Serving(Strict):
@@ -142,6 +143,7 @@ class Serving(Strict):
     context_tokens: Annotated[int, Field(ge=1)]
     prefill_chunk_tokens: Annotated[int, Field(ge=1)]
     kv_cache_bytes: Bytes
+    kv_bytes_per_token: Bytes | None = None
     kv_block_tokens: Annotated[int, Field(ge=1)] | None = None
 
 

@@ -16,6 +16,7 @@ from appliance.errors import UsageError
 from appliance.plan.budget import Demand
 from appliance.plan.cards import Card, choose_cards
 from appliance.plan.forecast import forecast
+from appliance.plan.kernel_curve import H200, KernelCurve
 from appliance.plan.kv import DEFAULT_CONTEXT_LIMIT, context_limit
 from appliance.plan.model import CacheRules, MadeFrom, ModelFacts, Plan, RankPlan, Serving
 from appliance.plan.placement import Homes
@@ -40,14 +41,24 @@ _VOLATILE_NODE = {"memory_free_bytes", "huge_pages"}
 _VOLATILE_GPU = {"memory_free_bytes", "pcie_generation"}
 
 
-def plan(host: Host, checkpoint: Checkpoint, heat: Heat | None, policy: Policy) -> Plan:
-    """Where every expert lives on this machine, and what it costs."""
+def plan(
+    host: Host,
+    checkpoint: Checkpoint,
+    heat: Heat | None,
+    policy: Policy,
+    curve: KernelCurve = H200,
+) -> Plan:
+    """Where every expert lives on this machine, and what it costs.
+
+    `curve`: what `appliance calibrate` measured on this card, else what was measured on an H200.
+    """
     require_exl3(checkpoint)
     cards = choose_cards(host, policy)
     refuse_impossible_split(checkpoint, len(cards), policy.expert_parallel)
     if heat is not None:
         refuse_foreign_heat(heat, checkpoint)
     demand, notes = _settle(checkpoint, len(cards), heat, policy, cards[0])
+    demand = replace(demand, curve=curve)
     ranks = plan_ranks(demand, cards, heat)
     refuse_short_host(host, ranks)
     layers = step_layers(demand, ranks, heat)
@@ -58,6 +69,7 @@ def plan(host: Host, checkpoint: Checkpoint, heat: Heat | None, policy: Policy) 
             checkpoint=checkpoint.digest,
             heat=None if heat is None else heat.digest,
             policy=policy.digest,
+            curve=None if curve == H200 else curve.digest,
         ),
         model=_model_facts(checkpoint),
         tensor_parallel=len(cards),
@@ -67,6 +79,7 @@ def plan(host: Host, checkpoint: Checkpoint, heat: Heat | None, policy: Policy) 
             context_tokens=demand.context_tokens,
             prefill_chunk_tokens=policy.prefill_chunk_tokens,
             kv_cache_bytes=demand.kv_bytes,
+            kv_bytes_per_token=demand.kv.bytes_per_token,
             kv_block_tokens=_kv_block_tokens(checkpoint, ranks),
         ),
         cache=_cache_rules(ranks, heat) if policy.cache_slots else None,
