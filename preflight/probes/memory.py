@@ -138,6 +138,7 @@ def _cgroup_v2(look: Looking) -> dict[str, object] | None:
         # The root group has no memory.max: reaching it without one means nothing limits us.
         "cgroup_memory_max_bytes": _tightest([*maxima, UNLIMITED]),
         "cgroup_memory_used_bytes": look.number(f"{CGROUP}{groups['']}/memory.current"),
+        "cgroup_memory_cache_bytes": _cache(look, f"{CGROUP}{groups['']}", "file"),
         "cpu_quota": min(quotas, default=None),
         "cgroup_huge_pages_max_bytes": {s: _tightest(v) for s, v in huge.items()} or None,
     }
@@ -146,6 +147,15 @@ def _cgroup_v2(look: Looking) -> dict[str, object] | None:
 def _quota(words: list[str]) -> list[float]:
     quota, period = (whole(words[0]), whole(words[1])) if len(words) == 2 else (None, None)
     return [quota / period] if quota is not None and quota > 0 and period else []
+
+
+def _cache(look: Looking, folder: str, name: str) -> int | None:
+    """Page cache of a group, less what is shared memory: that does not give way."""
+    words = (look.text(f"{folder}/memory.stat") or "").split()
+    told = dict(zip(words[::2], words[1::2], strict=False))
+    shared = whole(told.get("shmem" if name == "file" else "total_shmem")) or 0
+    cached = whole(told.get(name))
+    return None if cached is None else max(0, cached - shared)
 
 
 def _cgroup_v1(look: Looking) -> dict[str, object]:
@@ -175,6 +185,9 @@ def _cgroup_v1(look: Looking) -> dict[str, object]:
         "cgroup_memory_max_bytes": _tightest(maxima),
         "cgroup_memory_used_bytes": look.number(
             f"{CGROUP}/memory{groups['memory'].rstrip('/')}/memory.usage_in_bytes"
+        ),
+        "cgroup_memory_cache_bytes": _cache(
+            look, f"{CGROUP}/memory{groups['memory'].rstrip('/')}", "total_cache"
         ),
         "cpu_quota": min(quotas, default=None),
         "cgroup_huge_pages_max_bytes": huge or None,

@@ -56,6 +56,7 @@ def nvml_of_card(index, v, gpu):
         "total": total, "used": used, "free": total - used, "reserved": 0}  # fmt: skip
     found[f"nvmlDeviceGetTotalEccErrors {at} 1 0"] = 0
     found[f"nvmlDeviceGetFieldValues {at} 230"] = [{"nvmlReturn": 0, "value": 0}]
+    found[f"nvmlDeviceGetGpuFabricInfo {at}"] = {"state": 0}
     found[f"nvmlDeviceGetClockInfo {at} 1"] = 420
     found[f"nvmlDeviceGetMaxClockInfo {at} 1"] = gpu["clock"]
     found[f"nvmlDeviceGetTemperature {at} 0"] = 34
