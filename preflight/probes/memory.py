@@ -121,7 +121,8 @@ def _cgroup_v2(look: Looking) -> dict[str, object] | None:
     maxima: list[int] = []
     quotas: list[float] = []
     huge: dict[int, list[int]] = {}
-    for path in _upwards(groups[""]):
+    own = groups[""].rstrip("/")
+    for path in _upwards(own):
         folder = CGROUP + path
         value = _limit(look.text(f"{folder}/memory.max"))
         if value is not None:
@@ -137,8 +138,8 @@ def _cgroup_v2(look: Looking) -> dict[str, object] | None:
         "cgroup_version": 2,
         # The root group has no memory.max: reaching it without one means nothing limits us.
         "cgroup_memory_max_bytes": _tightest([*maxima, UNLIMITED]),
-        "cgroup_memory_used_bytes": look.number(f"{CGROUP}{groups['']}/memory.current"),
-        "cgroup_memory_cache_bytes": _cache(look, f"{CGROUP}{groups['']}", "file"),
+        "cgroup_memory_used_bytes": look.number(f"{CGROUP}{own}/memory.current"),
+        "cgroup_memory_cache_bytes": _cache(look, f"{CGROUP}{own}", "file"),
         "cpu_quota": min(quotas, default=None),
         "cgroup_huge_pages_max_bytes": {s: _tightest(v) for s, v in huge.items()} or None,
     }
