@@ -40,7 +40,8 @@ def linked(links: tuple[Link, ...], topo: Topo) -> tuple[Link, ...]:
     for link in links:
         cell = topo.cell(link.a, link.b)
         nvlinks = int(cell[2:]) if cell and cell.startswith("NV") else None
-        done.append(link.model_copy(update={"path_in_topo": cell, "nvlinks": nvlinks}))
+        told = "SYS" if cell == "SOC" else cell
+        done.append(link.model_copy(update={"path_in_topo": told, "nvlinks": nvlinks}))
     return tuple(done)
 
 

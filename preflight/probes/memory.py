@@ -122,6 +122,7 @@ def _cgroup_v2(look: Looking) -> dict[str, object] | None:
     quotas: list[float] = []
     huge: dict[int, list[int]] = {}
     own = groups[""].rstrip("/")
+    seen = look.names(CGROUP) is not None
     for path in _upwards(own):
         folder = CGROUP + path
         value = _limit(look.text(f"{folder}/memory.max"))
@@ -136,8 +137,8 @@ def _cgroup_v2(look: Looking) -> dict[str, object] | None:
                 huge.setdefault(size, []).append(value)
     return {
         "cgroup_version": 2,
-        # The root group has no memory.max: reaching it without one means nothing limits us.
-        "cgroup_memory_max_bytes": _tightest([*maxima, UNLIMITED]),
+        # The root group has no memory.max: seeing it without one means nothing limits us.
+        "cgroup_memory_max_bytes": _tightest([*maxima, *([UNLIMITED] if seen else [])]),
         "cgroup_memory_used_bytes": look.number(f"{CGROUP}{own}/memory.current"),
         "cgroup_memory_cache_bytes": _cache(look, f"{CGROUP}{own}", "file"),
         "cpu_quota": min(quotas, default=None),

@@ -16,7 +16,7 @@ from preflight.witness.words import fault, known, size, switch, value
 CSV_NAMES = {str(row[fields.CSV]) for row in fields.FIELDS.values()} - {""}
 UNITED = re.compile(r"^(.*?)\s*\[[^\]]*\]$")
 CARD_LINE = re.compile(
-    r"^\|\s*(\d+)\s+(\S.*?)\s+(On|Off|N/A)\s*\|\s*([0-9A-Fa-f]+:[0-9A-Fa-f]+:[0-9A-Fa-f]+\.\d)\s"
+    r"^\|\s*(\d+)\s+(\S.*?)\s+(On|Off|N/A|WDDM|TCC|MCDM)\s*\|\s*([0-9A-Fa-f]+:[0-9A-Fa-f]+:[0-9A-Fa-f]+\.\d)\s"
 )
 USAGE = re.compile(r"(\d+)MiB\s*/\s*(\d+)MiB")
 SLICE = re.compile(r"^\|\s*(\d+)\s+\d+\s+\d+\s+\d+\s*\|\s*(\d+)MiB\s*/\s*(\d+)MiB")
@@ -66,14 +66,19 @@ def parse_csv(text: str) -> tuple[Gpu, ...]:
     Without a header only what names itself is read: a UUID, and words that mean a fault.
     """
     header: list[str] | None = None
+    units: list[str] = []
     found: list[Gpu] = []
     for line in text.replace("\r", "").splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         names = [_bare(cell) for cell in cells]
         if len(CSV_NAMES & set(names)) >= 2 or (names[0] == "index" and len(names) > 1):
-            header = names
+            header, units = names, [_unit(cell) for cell in cells]
         elif header and len(cells) == len(header):
-            told: dict[str, str | None] = dict(zip(header, cells, strict=True))
+            whole = [
+                f"{c} {u}".strip() if c.isdecimal() else c
+                for c, u in zip(cells, units, strict=True)
+            ]
+            told: dict[str, str | None] = dict(zip(header, whole, strict=True))
             index = told.get("index") or ""
             number = int(index) if index.isdecimal() else len(found)
             found.append(fields.gpu(number, told, fields.CSV))
@@ -83,6 +88,11 @@ def parse_csv(text: str) -> tuple[Gpu, ...]:
             if uuid or broken:
                 found.append(Gpu(index=int(cells[0]), uuid=uuid, fault=broken))
     return tuple(found)
+
+
+def _unit(name: str) -> str:
+    """`memory.total [MiB]` -> `MiB`: with nounits only the header says it."""
+    return name[name.rfind("[") + 1 : -1] if name.endswith("]") else ""
 
 
 def _bare(name: str) -> str:

@@ -83,7 +83,8 @@ def _links(topo: Topo) -> tuple[Link, ...]:
         for b in range(a + 1, count):
             cell = topo.cell(a, b)
             nvlinks = int(cell[2:]) if cell and cell.startswith("NV") else None
-            path = None if nvlinks is not None else cell
+            # Drivers before 375 call SYS "SOC".
+            path = None if nvlinks is not None else "SYS" if cell == "SOC" else cell
             found.append(Link(a=a, b=b, path=path, path_in_topo=cell, nvlinks=nvlinks))
     return tuple(found)
 

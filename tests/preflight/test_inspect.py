@@ -137,3 +137,9 @@ def test_measurements_stay_with_a_recording(tmp_path: Path) -> None:
 def test_a_folder_of_ours_is_never_looked_for_below_the_hosts_root(tmp_path: Path) -> None:
     live = Live(tmp_path / "host")
     assert live.space(str(tmp_path)).total_bytes > 0
+
+
+def test_a_control_group_nobody_can_see_is_not_called_unlimited() -> None:
+    host = host_with(TWO, {"names /sys/fs/cgroup": None})
+    assert host.limits.cgroup_memory_max_bytes is None
+    assert "cgroup-memory-short" in {f.check for f in check(host).warnings}
