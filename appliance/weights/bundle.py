@@ -104,6 +104,9 @@ class BundleSource:
         offset = self.bundle.offsets[f"{WEIGHTS}/{file.path}"]
         yield Range(None, self.stream(offset + start, offset + stop))
 
+    def close(self) -> None:
+        """Nothing stays open between reads."""
+
     def stream(self, start: int, stop: int) -> Iterator[bytes]:
         """Bytes start..stop-1 of the tar stream, over the edges of parts."""
         while start < stop:

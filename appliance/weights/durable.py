@@ -36,20 +36,25 @@ def make_folder(folder: Path) -> None:
     sync_folder(folder.parent)
 
 
-def write_file(path: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """`path` holds all of `content` or what it held before, whenever the power goes."""
+def write_file(path: Path, content: bytes, *, synced: bool = True) -> None:
+    """`path` holds all of `content` or what it held before, whenever the process is killed.
+
+    With `synced`, whenever the power goes too; without, power loss may leave any of it, or zeros.
+    """
     aside = _aside(path)
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         with open(descriptor, "wb") as stream:
             stream.write(content)
             stream.flush()
-            os.fsync(stream.fileno())
+            if synced:
+                os.fsync(stream.fileno())
         aside.replace(path)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if synced:
+        sync_folder(path.parent)
 
 
 def point(link: Path, target: str) -> None:

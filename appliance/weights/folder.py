@@ -58,6 +58,9 @@ class FolderSource:
         finally:
             os.close(descriptor)
 
+    def close(self) -> None:
+        """Nothing stays open between reads."""
+
     def _wanted(self, path: str, sha256: str | None) -> Wanted:
         file = self._inside(path)
         try:

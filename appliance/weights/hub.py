@@ -75,6 +75,9 @@ class HubSource:
         with self._ranges.read(url, start, stop, file.size_bytes) as found:
             yield found
 
+    def close(self) -> None:
+        self._ranges.close()
+
 
 def _wanted(entry: Any, where: str) -> Wanted:
     """A file from the hub's list; without a hash to hold it against it is refused."""

@@ -70,7 +70,9 @@ class Journal:
         if self.tag is not None:
             lines.append(f"tag {self.tag}")
         lines += [f"chunk {index} {sha}" for index, sha in sorted(self.chunks.items())]
-        durable.write_file(self._path, "".join(f"{line}\n" for line in lines).encode())
+        durable.write_file(
+            self._path, "".join(f"{line}\n" for line in lines).encode(), synced=False
+        )
 
     def _append(self, line: str) -> None:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)

@@ -40,7 +40,8 @@ def write_mark(store: Store, sha256: str, chunks: tuple[str, ...]) -> None:
         proved_at=time.time(),
         chunks=chunks,
     )
-    durable.write_file(store.marks / sha256, mark.model_dump_json().encode())
+    # Not synced: what power loss leaves of a mark does not parse, and the blob is read again.
+    durable.write_file(store.marks / sha256, mark.model_dump_json().encode(), synced=False)
 
 
 def clean_mark(store: Store, sha256: str) -> Mark | None:

@@ -57,6 +57,9 @@ class MirrorSource:
         with self._ranges.read(self._url(file.path), start, stop, file.size_bytes) as found:
             yield found
 
+    def close(self) -> None:
+        self._ranges.close()
+
     def _url(self, path: str) -> str:
         return self._base + quote(path) + self._query
 

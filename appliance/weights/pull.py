@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from appliance.errors import WeightsError
@@ -41,7 +42,7 @@ def pull(store: Store, source: Source, transfer: Transfer, observe: Observe) -> 
     where the files are what was promised and yet no model.
     """
     started = time.monotonic()
-    with store.pulling(f"pull of {source.name}"):
+    with store.pulling(f"pull of {source.name}"), closing(source):
         offer = source.offer()
         check_paths(file.path for file in offer.files)
         have = {file.path: found for file in offer.files if (found := _in_store(store, file))}

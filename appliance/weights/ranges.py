@@ -33,6 +33,7 @@ class Ranges:
         self._home = home
         self._authorize = authorize
         self._mine = threading.local()
+        self._clients: list[Client] = []
         # A hub answers with a redirect to a signed address, good for a while: asked once a file.
         self._resolved: dict[str, str] = {}
 
@@ -75,10 +76,15 @@ class Ranges:
                 raise SourceError(f"{shown(url)} does not say its size in Content-Range")
             return int(found[3])
 
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
     def _client(self) -> Client:
         client: Client | None = getattr(self._mine, "client", None)
         if client is None:
             client = self._mine.client = Client(self.network, self._home, self._authorize)
+            self._clients.append(client)
         return client
 
     def _check(self, answer: Answer, start: int, stop: int, size_bytes: int) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 
 from appliance.errors import SourceError
 from appliance.weights.fetch import Transfer
@@ -22,7 +23,7 @@ from appliance.weights.verify import BadChunk
 
 def repair(store: Store, source: Source, bad: Sequence[BadChunk], transfer: Transfer) -> int:
     """Write the right bytes over every bad chunk; gives the bytes fetched. Verify again after."""
-    with store.pulling(f"repair from {source.name}"):
+    with store.pulling(f"repair from {source.name}"), closing(source):
         offered = {file.path: file for file in source.offer().files}
         fetched = 0
         for chunk in bad:

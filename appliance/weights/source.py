@@ -52,7 +52,7 @@ class Source(Protocol):
 
     `read` gives bytes start..stop-1 of a file, exactly as many or an error. Threads may read at
     once. Errors: Again where trying again may help, RangeRefused where the file is shorter than
-    promised, SourceError for the rest.
+    promised, SourceError for the rest. `close` ends all connections; a later read opens new ones.
     """
 
     name: str
@@ -60,6 +60,8 @@ class Source(Protocol):
     def offer(self) -> Offer: ...
 
     def read(self, file: Wanted, start: int, stop: int) -> AbstractContextManager[Range]: ...
+
+    def close(self) -> None: ...
 
 
 class Again(SourceError):

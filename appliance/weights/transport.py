@@ -69,6 +69,12 @@ class Client:
                 answer.raw.close()
                 self._drop(answer.url)
 
+    def close(self) -> None:
+        """End every connection; a request after this opens a new one."""
+        for connection in list(self._open.values()):
+            connection.close()
+        self._open.clear()
+
     def _follow(self, url: str, headers: Mapping[str, str]) -> Answer:
         for _ in range(MAX_REDIRECTS + 1):
             raw = self._send(url, headers)
