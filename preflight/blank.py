@@ -16,7 +16,9 @@ SERIAL_XML = re.compile(r"(<(serial|chassis_serial_number|gpu_pdi|board_part_num
 BUILDER = re.compile(r"\([\w.+-]+@[\w.-]+\)")
 REMOTE = re.compile(r"^(?:\[[^\]]+\]|[\w.-]+):(?=/)|(?<=//)[\w.-]+(?=/)", re.M)
 TCP = re.compile(r"\b[0-9A-F]{8}(?:[0-9A-F]{24})?:(?=[0-9A-F]{4}\b)")
-KERNEL_LINES = re.compile(r"NVRM|Xid|fallen|DMAR|iommu|AER|CONSTRAINT_|oom-kill", re.I)
+KERNEL_LINES = re.compile(
+    r"NVRM|Xid|fallen|DMAR|iommu|AER|CONSTRAINT_|oom|out of memory|shmem-rss", re.I
+)
 SECRET = {"serial", "Serial"}
 
 

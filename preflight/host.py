@@ -56,10 +56,13 @@ class Gpu(Facts):
     pcie_width: int | None = None
     pcie_width_max: int | None = None
     mig_enabled: bool | None = None
+    mig_slices_bytes: tuple[int, ...] | None = None
     # Why NVML cannot answer for this card: lost, requires reset, unknown error.
     fault: str | None = None
     recovery_action: str | None = None
     memory_used_bytes: int | None = None
+    # The card has no memory of its own and says so: it takes the host's.
+    memory_unified: bool | None = None
     processes: tuple[GpuProcess, ...] | None = None
     # What the card alone could do, whatever the slot allows.
     pcie_generation_device_max: int | None = None
@@ -208,6 +211,8 @@ class Software(Facts):
     cpu_governor: str | None = None
     ports_listening: tuple[int, ...] | None = None
     xids: tuple[Xid, ...] | None = None
+    # Processes the kernel killed for want of memory since boot.
+    memory_kills: tuple[str, ...] | None = None
     topo_error: str | None = None
 
 

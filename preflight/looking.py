@@ -92,17 +92,30 @@ def whole(text: str | None) -> int | None:
 
 
 def ids(text: str | None) -> frozenset[int] | None:
-    """A kernel list such as `0-15,32`: its numbers; `` is no numbers; None if it is not a list."""
+    """A list such as `0-15,32` or `0-62:2`: its numbers; `` is none; None if it is not a list."""
     if text is None:
         return None
     found: set[int] = set()
     for part in text.strip().split(",") if text.strip() else ():
-        first, dash, last = part.partition("-")
+        span, _, step = part.partition(":")
+        first, dash, last = span.partition("-")
         a, b = whole(first), whole(last) if dash else whole(first)
-        if a is None or b is None or b < a or b - a > 1 << 20:
+        by = whole(step) if step else 1
+        if a is None or b is None or not by or a < 0 or b < a or b - a > 1 << 20 or by < 0:
             return None
-        found.update(range(a, b + 1))
+        found.update(range(a, b + 1, by))
     return frozenset(found)
+
+
+def as_list(numbers: list[int]) -> str | None:
+    """[0, 1, 2, 5] -> `0-2,5`; nothing -> None."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or None
 
 
 def keyed_kib(text: str | None) -> dict[str, int]:

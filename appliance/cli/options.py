@@ -57,13 +57,19 @@ def heat(path: Path | None) -> Heat | None:
     return heat_from_json(text, str(path))
 
 
-def machine(recorded: Path | None) -> Host:
-    """This machine, or the one recorded in a folder."""
+def machine(recorded: Path | None, record: Path | None = None) -> Host:
+    """This machine, or the one recorded in a folder; kept in `record` where that is given."""
     from appliance.errors import UsageError
-    from preflight import Live, Recorded, inspect
+    from preflight import Live, Recorded, Recording, inspect
     from preflight.answers import Unreadable
 
     try:
-        return inspect(Live() if recorded is None else Recorded(recorded))
+        source = Live() if recorded is None else Recorded(recorded)
     except Unreadable as error:
         raise UsageError(f"cannot replay a machine: {error}") from error
+    if record is None:
+        return inspect(source)
+    recording = Recording(source, record)
+    host = inspect(recording)
+    recording.save()
+    return host

@@ -157,6 +157,7 @@ class Watch:
         "starting": "starting the engine and loading the weights",
         "proving": "proving the engine",
         "draining": "waiting for accepted requests to finish",
+        "stopping": "ending the engine",
     }
 
     def __init__(self) -> None:

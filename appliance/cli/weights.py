@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,9 @@ def synth(
     ] = None,
     codebook: Annotated[str | None, typer.Option(help="3inst, mcg or mul1.")] = None,
     seed: Number = None,
+    known_answers: Annotated[
+        bool, typer.Option("--known-answers", help="Also work out expectations.json (20 s).")
+    ] = False,
 ) -> None:
     """Make a small valid EXL3 checkpoint that the engine can serve. Same options, same bytes."""
     from appliance.checkpoint.synth import SynthSpec, synthesize
@@ -42,7 +46,19 @@ def synth(
     spec = SynthSpec(**{name: value for name, value in asked.items() if value is not None})
     with render.Progress(f"making a {spec.family} checkpoint in {out}") as progress:
         synthesize(out, spec, progress=lambda what, done, total: progress.advance(done, total))
+    if known_answers:
+        with render.Progress("working out known answers without the engine", 20.0):
+            make_known_answers(out)
     render.data(str(out))
+
+
+def make_known_answers(model: Path) -> None:
+    from appliance.serve.answers import make_expectations
+    from appliance.settings import inherited_environment, read_settings
+
+    with tempfile.TemporaryDirectory() as aside:
+        python = read_settings().engine_python
+        make_expectations(model, python, inherited_environment(), Path(aside) / "answers.log")
 
 
 @group.command()

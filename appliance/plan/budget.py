@@ -13,6 +13,7 @@ from typing import Literal
 
 from appliance.checkpoint.model import Checkpoint, MoeLayer
 from appliance.plan.cards import Card
+from appliance.plan.kernel_curve import H200, KernelCurve
 from appliance.plan.kv import KvCost, kv_cache_bytes, kv_cost, text_config
 from appliance.plan.model import EXPERTS_IN, LedgerLine, expert_block_bytes
 from appliance.plan.request import Policy
@@ -51,6 +52,7 @@ class Demand:
     context_tokens: int
     conversations: int
     policy: Policy
+    curve: KernelCurve = H200
 
     @property
     def expert_ranks(self) -> int:

@@ -79,12 +79,16 @@ class LedgerLine(Strict):
 
 
 class LayerPlacement(Strict):
-    """Homes of this rank's experts of one layer, and the layer's spare cache slots."""
+    """Homes of this rank's experts of one layer, and the layer's spare cache slots.
+
+    `in_slots`: the host experts that the slots hold at the start, hottest first to be filled.
+    """
 
     layer: int
     device: str
     host: str
     cache_slots: Annotated[int, Field(ge=0)] = 0
+    in_slots: str = ""
 
     @property
     def device_experts(self) -> frozenset[int]:
@@ -93,6 +97,10 @@ class LayerPlacement(Strict):
     @property
     def host_experts(self) -> frozenset[int]:
         return parse_ids(self.host)
+
+    @property
+    def slot_experts(self) -> frozenset[int]:
+        return parse_ids(self.in_slots)
 
 
 class RankPlan(Strict):
@@ -133,6 +141,25 @@ class Serving(Strict):
     kv_block_tokens: Annotated[int, Field(ge=1)] | None = None
 
 
+class CacheRules(Strict):
+    """How the slots follow the traffic; defaults measured in docs/measurements/slot-policy.md.
+
+    half_life_rows       routed rows after which a pick counts half
+    hysteresis           how many times hotter the newcomer must be than what it evicts
+    deviations           and by how many standard deviations of the two counts
+    promotions_per_row   copies over the link that one routed row pays for, over all layers
+    burst_rows           rows whose unspent promotions are kept
+    promised_cold_share  share of picks that the plan expects on the host: no worse, no swaps
+    """
+
+    half_life_rows: Annotated[float, Field(gt=0)] = 350.0
+    hysteresis: Annotated[float, Field(ge=1)] = 1.25
+    deviations: Annotated[float, Field(ge=0)] = 1.0
+    promotions_per_row: Annotated[float, Field(ge=0)] = 2.0
+    burst_rows: Annotated[float, Field(ge=0)] = 64.0
+    promised_cold_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
 class ModelFacts(Strict):
     """Enough of the checkpoint to read the plan without it."""
 
@@ -164,6 +191,7 @@ class Plan(Strict):
     tensor_parallel: Annotated[int, Field(ge=1)]
     expert_parallel: bool = False
     serving: Serving
+    cache: CacheRules | None = None
     ranks: tuple[RankPlan, ...]
     predictions: tuple[StreamPrediction, ...] = ()
     notes: tuple[str, ...] = ()
@@ -225,4 +253,4 @@ def _first_problem(error: ValidationError) -> str:
 
 def _all_models() -> tuple[type[Strict], ...]:
     return (Plan, MadeFrom, ModelFacts, Serving, RankPlan, LayerPlacement, LedgerLine,
-            StreamPrediction)  # fmt: skip
+            StreamPrediction, CacheRules)  # fmt: skip

@@ -10,17 +10,19 @@ import hashlib
 import json
 
 from appliance.checkpoint.model import Checkpoint
+from appliance.checkpoint.support import require_exl3
 from appliance.errors import UsageError
 from appliance.plan.budget import Demand
 from appliance.plan.cards import Card, choose_cards
 from appliance.plan.kv import DEFAULT_CONTEXT_LIMIT, context_limit
-from appliance.plan.model import MadeFrom, ModelFacts, Plan, Serving
+from appliance.plan.model import CacheRules, MadeFrom, ModelFacts, Plan, RankPlan, Serving
+from appliance.plan.placement import Homes
 from appliance.plan.predict import predict
+from appliance.plan.promise import promised_cold_share
 from appliance.plan.ranks import plan_rank
 from appliance.plan.refuse import (
     refuse_foreign_heat,
     refuse_impossible_split,
-    refuse_unservable,
 )
 from appliance.plan.request import Policy
 from appliance.plan.room import refuse_short_host
@@ -36,7 +38,7 @@ _VOLATILE_GPU = {"memory_free_bytes", "pcie_generation"}
 
 def plan(host: Host, checkpoint: Checkpoint, heat: Heat | None, policy: Policy) -> Plan:
     """Where every expert lives on this machine, and what it costs."""
-    refuse_unservable(checkpoint)
+    require_exl3(checkpoint)
     cards = choose_cards(host, policy)
     refuse_impossible_split(checkpoint, len(cards), policy.expert_parallel)
     if heat is not None:
@@ -60,6 +62,7 @@ def plan(host: Host, checkpoint: Checkpoint, heat: Heat | None, policy: Policy) 
             prefill_chunk_tokens=policy.prefill_chunk_tokens,
             kv_cache_bytes=demand.kv_bytes,
         ),
+        cache=_cache_rules(ranks, heat) if policy.cache_slots else None,
         ranks=ranks,
         predictions=predict(demand, ranks, heat),
         notes=notes,
@@ -95,6 +98,22 @@ def _settle(
     if card.device == "cpu" and policy.host_share is None and policy.device_capacity_bytes is None:
         notes.append("no GPU: both homes are RAM, and half of the experts go to each")
     return demand, (*notes, *checkpoint.warnings)
+
+
+def _cache_rules(ranks: tuple[RankPlan, ...], heat: Heat | None) -> CacheRules:
+    """The policy's defaults, and what this plan promises of the topics it knows."""
+    if heat is None:
+        return CacheRules()
+    homes: dict[int, Homes] = {}
+    for rank in ranks:
+        for mine in rank.layers:
+            before = homes.get(mine.layer, Homes((), (), ()))
+            homes[mine.layer] = Homes(
+                tuple(mine.device_experts.union(before.device)),
+                tuple(mine.slot_experts.union(before.slots)),
+                tuple(mine.host_experts.union(before.host)),
+            )
+    return CacheRules(promised_cold_share=round(promised_cold_share(heat, homes), 6))
 
 
 def _model_facts(checkpoint: Checkpoint) -> ModelFacts:

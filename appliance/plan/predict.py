@@ -31,7 +31,8 @@ def _step(
         chance = row_probabilities(counts, len(layer.experts), layer.top_k)
         picks += layer.top_k * (1 if demand.expert_parallel else len(ranks))
         for number, rank in enumerate(ranks):
-            on_host = rank.layers[position].host_experts
+            placement = rank.layers[position]
+            on_host = placement.host_experts - placement.slot_experts
             cold += sum(chance[e] for e in on_host)
             block = demand.block_bytes(layer)
             moved[number] += block * sum(touched(chance[e], rows) for e in on_host)

@@ -6,8 +6,8 @@ from typing import Any
 
 from preflight.answers import Unreadable
 from preflight.host import Gpu, GpuProcess, Link
-from preflight.looking import Looking
-from preflight.nvml import GPU_IS_LOST, RESET_REQUIRED
+from preflight.looking import Looking, as_list
+from preflight.nvml import GPU_IS_LOST, NOT_SUPPORTED, RESET_REQUIRED
 from preflight.probes import pci
 
 MEMORY_V2 = 0x02000028
@@ -51,6 +51,8 @@ class _Card:
         self.look = look
         self.index = index
         self.fault: str | None = None
+        # Calls this card has no answer to by its nature: that is an answer, not a refusal.
+        self.unsupported: set[str] = set()
 
     def ask(self, call: str, *args: int) -> Any:
         if self.fault:
@@ -61,11 +63,16 @@ class _Card:
         except Unreadable as error:
             if error.code in FAULTS:
                 self.fault = error.reason
+            if error.code == NOT_SUPPORTED:
+                self.unsupported.add(call)
             return None
 
-    def flag(self, call: str) -> bool | None:
+    def flag(self, call: str, at: int | None = None) -> bool | None:
+        """A yes or no; `at` picks it from a list. A card without the feature says no."""
         found = self.ask(call)
-        return None if found is None else bool(found)
+        if found is None:
+            return False if call in self.unsupported else None
+        return bool(found if at is None else found[at])
 
 
 def _gpu(look: Looking, index: int, only_node: int | None) -> Gpu:
@@ -73,12 +80,11 @@ def _gpu(look: Looking, index: int, only_node: int | None) -> Gpu:
     bus = card.ask("nvmlDeviceGetPciInfo")
     address = pci.sysfs_address(bus["busId"]) if bus else None
     capability = card.ask("nvmlDeviceGetCudaComputeCapability")
-    mig = card.ask("nvmlDeviceGetMigMode")
     facts: dict[str, Any] = {
         "name": card.ask("nvmlDeviceGetName"),
         "uuid": card.ask("nvmlDeviceGetUUID"),
         "compute_capability": ".".join(map(str, capability)) if capability else None,
-        "mig_enabled": bool(mig[0]) if mig else None,
+        "mig_enabled": card.flag("nvmlDeviceGetMigMode", 0),
         **_memory(card),
         **_health(card),
         **_speed(card),
@@ -92,7 +98,10 @@ def _memory(card: _Card) -> dict[str, Any]:
     bar = card.ask("nvmlDeviceGetBAR1MemoryInfo")
     processes = card.ask("nvmlDeviceGetComputeRunningProcesses")
     facts: dict[str, Any] = {"bar1_total_bytes": bar["bar1Total"] if bar else None}
+    if "nvmlDeviceGetMemoryInfo" in card.unsupported and not found:
+        facts["memory_unified"] = True
     if found:
+        facts["memory_unified"] = False
         facts |= {f"memory_{word}_bytes": found[word] for word in ("total", "free", "used")}
     if processes is not None:
         facts["processes"] = tuple(
@@ -102,18 +111,18 @@ def _memory(card: _Card) -> dict[str, Any]:
 
 
 def _health(card: _Card) -> dict[str, Any]:
-    ecc = card.ask("nvmlDeviceGetEccMode")
-    rows = card.ask("nvmlDeviceGetRemappedRows")
     fields = card.ask("nvmlDeviceGetFieldValues", FIELD_RECOVERY_ACTION)
     action = fields[0]["value"] if fields and fields[0].get("nvmlReturn") == 0 else None
     return {
-        "ecc_enabled": bool(ecc[0]) if ecc else None,
-        "ecc_enabled_pending": bool(ecc[1]) if ecc else None,
+        "ecc_enabled": card.flag("nvmlDeviceGetEccMode", 0),
+        "ecc_enabled_pending": card.flag("nvmlDeviceGetEccMode", 1),
         "ecc_uncorrected_errors": card.ask("nvmlDeviceGetTotalEccErrors", UNCORRECTED, SINCE_BOOT),
         "retired_pages_pending": card.flag("nvmlDeviceGetRetiredPagesPendingStatus"),
-        "remapped_rows_pending": bool(rows[2]) if rows else None,
-        "remapped_rows_failed": bool(rows[3]) if rows else None,
-        "persistence": card.flag("nvmlDeviceGetPersistenceMode"),
+        "remapped_rows_pending": card.flag("nvmlDeviceGetRemappedRows", 2),
+        "remapped_rows_failed": card.flag("nvmlDeviceGetRemappedRows", 3),
+        "persistence": None
+        if (persistence := card.ask("nvmlDeviceGetPersistenceMode")) is None
+        else bool(persistence),
         "recovery_action": RECOVERY_ACTIONS[action]
         if isinstance(action, int) and action < len(RECOVERY_ACTIONS)
         else None,
@@ -170,17 +179,6 @@ def _bits(words: list[int] | None) -> list[int]:
     return [
         64 * at + bit for at, word in enumerate(words or ()) for bit in range(64) if word >> bit & 1
     ]
-
-
-def as_list(numbers: list[int]) -> str | None:
-    """[0, 1, 2, 5] -> `0-2,5`; nothing -> None."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or None
 
 
 def with_sysfs_links(look: Looking, found: tuple[Gpu, ...]) -> tuple[Gpu, ...]:

@@ -55,3 +55,25 @@ def _address(text: str) -> str:
 def _slot(address: str | None) -> str | None:
     """Xids name a slot (0000:01:00), other lines a function (0000:01:00.0)."""
     return address.split(".")[0] if address else None
+
+
+KILLED = re.compile(r"(Memory cgroup out|Out) of memory: Killed process (?:\d+ )?\(([^)]*)\)(.*)")
+
+
+def memory_kills(text: str) -> tuple[str, ...]:
+    """What the kernel killed: the process, whether its group or the machine was full, its sizes."""
+    found = []
+    lines = text.replace("\r", "").splitlines()
+    for n, line in enumerate(lines):
+        match = KILLED.search(line)
+        if match:
+            near = " ".join([match.group(3), *lines[n + 1 : n + 2]])
+            sizes = dict(re.findall(r"(anon-rss|shmem-rss):\s*(\d+)\s*kB", near))
+            told = ", ".join(
+                f"{name} {int(kib) / (1 << 20):.1f} GiB" for name, kib in sizes.items()
+            )
+            where = (
+                "its control group was full" if "cgroup" in match.group(1) else "memory was full"
+            )
+            found.append(f"{match.group(2)} ({where}{': ' + told if told else ''})")
+    return tuple(found)

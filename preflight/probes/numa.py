@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from preflight.host import HugePages, NumaNode
-from preflight.looking import Looking, ids, keyed_kib, whole
+from preflight.looking import Looking, as_list, ids, keyed_kib, whole
 
 NODES = "/sys/devices/system/node"
 
@@ -28,13 +28,25 @@ def _node(look: Looking, index: int, gpu_memory: bool) -> NumaNode:
     distances = tuple(d for d in map(whole, row) if d is not None)
     return NumaNode(
         index=index,
-        cpus=look.text(f"{folder}/cpulist"),
+        cpus=_cpus(look, folder),
         memory_total_bytes=memory.get("MemTotal"),
         memory_free_bytes=memory.get("MemFree"),
         huge_pages=huge_pages(look, f"{folder}/hugepages"),
         distances=distances if len(distances) == len(row) and row else None,
         gpu_memory=gpu_memory,
     )
+
+
+def _cpus(look: Looking, folder: str) -> str | None:
+    """The node's CPU list; where only the mask is there, the list of its bits."""
+    listed = look.text(f"{folder}/cpulist")
+    if listed is not None:
+        return listed
+    mask = (look.text(f"{folder}/cpumap") or "").replace(",", "")
+    if not re.fullmatch(r"[0-9a-fA-F]+", mask):
+        return None
+    bits = int(mask, 16)
+    return as_list([n for n in range(bits.bit_length()) if bits >> n & 1]) or ""
 
 
 def huge_pages(look: Looking, folder: str) -> tuple[HugePages, ...]:

@@ -6,11 +6,13 @@ import re
 from typing import Any
 
 from preflight.answers import Unreadable
-from preflight.host import Software, Xid
+from preflight.host import Software
 from preflight.looking import Looking
-from preflight.probes.kernel_log import xids
+from preflight.probes.kernel_log import memory_kills, xids
 
 LISTENING = "0A"
+CDI = ("/etc/cdi", "/var/run/cdi")
+LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")
 
 
 def cpu(look: Looking) -> tuple[str | None, bool | None]:
@@ -36,7 +38,7 @@ def software(look: Looking, refused: Unreadable | None, virtual: bool | None) ->
         operating_system=_operating_system(look),
         architecture=look.text("/proc/sys/kernel/arch") or _architecture(look),
         driver=look.nvml("nvmlSystemGetDriverVersion") if not refused else module,
-        nvml=look.nvml("nvmlSystemGetNVMLVersion") if not refused else None,
+        nvml=_library(look) if refused else look.nvml("nvmlSystemGetNVMLVersion"),
         cuda_driver=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
         nvml_error=refused.reason if refused else None,
         nvml_error_code=refused.code if refused else None,
@@ -51,7 +53,7 @@ def software(look: Looking, refused: Unreadable | None, virtual: bool | None) ->
         clock_synchronised={"synchronised": True, "unsynchronised": False}.get(clock or ""),
         cpu_governor=look.text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         ports_listening=_ports(look),
-        xids=_kernel_log(look),
+        **_kernel_log(look),
         **_docker(look),
     )
 
@@ -60,6 +62,16 @@ def module_version(text: str | None) -> str | None:
     """The kernel module's version in /proc/driver/nvidia/version."""
     match = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text or "")
     return match.group(1) if match else None
+
+
+def _library(look: Looking) -> str | None:
+    """Version in the name of the installed libnvidia-ml, for when NVML does not start."""
+    for folder in LIBRARIES:
+        for name in look.names(folder) or ():
+            match = re.fullmatch(r"libnvidia-ml\.so\.(\d+\.\d+(?:\.\d+)?)", name)
+            if match:
+                return match.group(1)
+    return None
 
 
 def _operating_system(look: Looking) -> str | None:
@@ -115,9 +127,11 @@ def _ports(look: Looking) -> tuple[int, ...] | None:
     return tuple(sorted(found))
 
 
-def _kernel_log(look: Looking) -> tuple[Xid, ...] | None:
+def _kernel_log(look: Looking) -> dict[str, Any]:
     ran = look.run("dmesg")
-    return xids(ran.out) if ran and ran.code == 0 else None
+    if ran is None or ran.code != 0:
+        return {}
+    return {"xids": xids(ran.out), "memory_kills": memory_kills(ran.out)}
 
 
 def _docker(look: Looking) -> dict[str, Any]:
@@ -126,10 +140,11 @@ def _docker(look: Looking) -> dict[str, Any]:
     words = ran.out.strip().split("|") if ran and ran.code == 0 else []
     toolkit = look.run("nvidia-ctk", "--version")
     version = re.search(r"version (\S+)", toolkit.out) if toolkit else None
-    specs = [n for f in ("/etc/cdi", "/var/run/cdi") for n in look.names(f) or ()]
+    specs = [name for folder in CDI for name in look.names(folder) or ()]
+    refused = any(unread.what in CDI for unread in look.unread)
     facts: dict[str, Any] = {
         "container_toolkit": version.group(1) if version else None,
-        "cdi_specs": tuple(sorted(set(specs))),
+        "cdi_specs": None if refused else tuple(sorted(set(specs))),
     }
     if len(words) == 3:
         facts |= {"docker": words[0], "docker_cgroup_driver": words[1], "docker_root": words[2]}
