@@ -5,13 +5,12 @@ import time
 import hostile_server as hostile
 import pytest
 from hostile_server import HostileServer, Request
+from weights_models import BIG, fetch, publish, same_bytes, sums_of
 
 from appliance.errors import SourceError
 from appliance.weights.manifest import CHUNK_BYTES
 from appliance.weights.network import Network
 from appliance.weights.source import Again, FileChanged, RangeRefused
-
-from .conftest import BIG, fetch, publish, same_bytes, sums_of
 
 QUICK = Network(stall_seconds=0.3)
 PASSING = [
