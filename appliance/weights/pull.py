@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -14,9 +15,10 @@ from appliance.weights.fetch import Fetch, Observe, Transfer
 from appliance.weights.manifest import File, Manifest
 from appliance.weights.marks import clean_mark, prove
 from appliance.weights.names import check_paths
+from appliance.weights.pace import Patience
 from appliance.weights.part import Part, staging_key
 from appliance.weights.release import commit_release
-from appliance.weights.source import Offer, Source, Wanted
+from appliance.weights.source import Again, Offer, Source, Wanted
 from appliance.weights.store import Store
 
 # What a transfer needs besides the files: journals, marks, links, the manifest.
@@ -43,7 +45,7 @@ def pull(store: Store, source: Source, transfer: Transfer, observe: Observe) -> 
     """
     started = time.monotonic()
     with store.pulling(f"pull of {source.name}"), closing(source):
-        offer = source.offer()
+        offer = ask(source, transfer)
         check_paths(file.path for file in offer.files)
         have = {file.path: found for file in offer.files if (found := _in_store(store, file))}
         missing = _distinct(file for file in offer.files if file.path not in have)
@@ -59,6 +61,16 @@ def pull(store: Store, source: Source, transfer: Transfer, observe: Observe) -> 
         reused_bytes=sum(file.size_bytes for file in have.values()),
         seconds=time.monotonic() - started,
     )
+
+
+def ask(source: Source, transfer: Transfer) -> Offer:
+    """What the source offers, asked again while it is busy."""
+    patience = Patience(transfer.tries, transfer.first_pause_seconds)
+    while True:
+        try:
+            return source.offer()
+        except Again as problem:
+            patience.wait(problem, threading.Event())
 
 
 def check_room(store: Store, missing: Sequence[Wanted]) -> None:

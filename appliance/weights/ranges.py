@@ -57,6 +57,7 @@ class Ranges:
             if answer.status == 404:
                 return None
             refuse(answer, {200})
+            _refuse_encoding(answer)
             content = answer.read(max_bytes + 1)
             if len(content) > max_bytes:
                 raise SourceError(f"{shown(url)} has more than {max_bytes:,} bytes")
@@ -88,7 +89,6 @@ class Ranges:
         return client
 
     def _check(self, answer: Answer, start: int, stop: int, size_bytes: int) -> None:
-        encoding = answer.headers.get("Content-Encoding", "identity")
         whole = start == 0 and stop == size_bytes
         if answer.status == 416:
             raise RangeRefused(
@@ -96,11 +96,7 @@ class Ranges:
                 f"(416, {answer.headers.get('Content-Range') or 'no size given'})"
             )
         refuse(answer, {200, 206})
-        if encoding != "identity":
-            raise SourceError(
-                f"{shown(answer.url)} answers a range in {encoding}, which cannot be resumed",
-                fix="turn compression off for these files on the server or the proxy",
-            )
+        _refuse_encoding(answer)
         if answer.status == 206:
             _check_content_range(answer, start, stop, size_bytes)
         elif not whole:
@@ -130,6 +126,15 @@ def refuse(answer: Answer, good: set[int]) -> None:
     if answer.status == 404:
         raise SourceError(f"{where}: 404: there is no such file or model")
     raise SourceError(f"{where}: {answer.status} {answer.raw.reason}")
+
+
+def _refuse_encoding(answer: Answer) -> None:
+    encoding = answer.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        raise SourceError(
+            f"{shown(answer.url)} answers in {encoding} though identity was asked for",
+            fix="turn compression off for these files on the server or the proxy",
+        )
 
 
 def _check_content_range(answer: Answer, start: int, stop: int, size_bytes: int) -> None:

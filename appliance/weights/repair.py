@@ -16,6 +16,7 @@ from appliance.weights.fetch import Transfer
 from appliance.weights.manifest import File, chunk_span
 from appliance.weights.marks import drop_mark
 from appliance.weights.pace import Patience
+from appliance.weights.pull import ask
 from appliance.weights.source import Again, Source, Wanted
 from appliance.weights.store import Store
 from appliance.weights.verify import BadChunk
@@ -24,7 +25,7 @@ from appliance.weights.verify import BadChunk
 def repair(store: Store, source: Source, bad: Sequence[BadChunk], transfer: Transfer) -> int:
     """Write the right bytes over every bad chunk; gives the bytes fetched. Verify again after."""
     with store.pulling(f"repair from {source.name}"), closing(source):
-        offered = {file.path: file for file in source.offer().files}
+        offered = {file.path: file for file in ask(source, transfer).files}
         fetched = 0
         for chunk in bad:
             wanted = offered.get(chunk.file.path)

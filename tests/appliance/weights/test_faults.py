@@ -178,6 +178,12 @@ def test_a_redirect_loop_ends(store, mirror):
         fetch(store, f"{mirror.url}/m")
 
 
+def test_a_busy_server_is_asked_for_the_manifest_again(store, mirror, model):
+    mirror.fails(hostile.unavailable, when=lambda request: True, times=3)
+    pulled = fetch(store, f"{mirror.url}/m")
+    assert same_bytes(store.release_folder(pulled.release), model)
+
+
 def test_no_access_says_what_to_do(store, mirror):
     mirror.fails(lambda handler, request, body: handler.answer(401, b""), when=lambda r: True)
     with pytest.raises(SourceError, match="401: not allowed without a token") as caught:
