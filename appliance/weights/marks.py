@@ -2,6 +2,7 @@
 
 A mark is no proof: it says that the file has not been written since it was proved (size, inode,
 mtime, ctime in nanoseconds). A disk that rots says nothing; `verify --full` reads every byte.
+The second line of a mark's file is the sha256 of each chunk.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from appliance.weights import durable
-from appliance.weights.manifest import CHUNK_BYTES, Sha256, Strict, chunk_count
+from appliance.weights.manifest import CHUNK_BYTES, Strict, chunk_count
+from appliance.weights.names import SHA256
 from appliance.weights.store import Store
 
 READ_BYTES = 1 << 20
@@ -26,7 +28,6 @@ class Mark(Strict):
     modified_ns: int
     changed_ns: int
     proved_at: Annotated[float, Field(description="seconds since 1970, by this machine's clock")]
-    chunks: tuple[Sha256, ...]
 
 
 def write_mark(store: Store, sha256: str, chunks: tuple[str, ...]) -> None:
@@ -38,17 +39,18 @@ def write_mark(store: Store, sha256: str, chunks: tuple[str, ...]) -> None:
         modified_ns=found.st_mtime_ns,
         changed_ns=found.st_ctime_ns,
         proved_at=time.time(),
-        chunks=chunks,
     )
+    text = f"{mark.model_dump_json()}\n{' '.join(chunks)}\n"
     # Not synced: what power loss leaves of a mark does not parse, and the blob is read again.
-    durable.write_file(store.marks / sha256, mark.model_dump_json().encode(), synced=False)
+    durable.write_file(store.marks / sha256, text.encode(), synced=False)
 
 
 def clean_mark(store: Store, sha256: str) -> Mark | None:
     """The mark, if the blob is a regular file that nobody has written to since."""
     try:
         found = os.lstat(store.blob(sha256))
-        mark = Mark.model_validate_json((store.marks / sha256).read_bytes())
+        with (store.marks / sha256).open("rb") as stream:
+            mark = Mark.model_validate_json(stream.readline())
     except (OSError, ValidationError):
         return None  # no mark, or half of one: then the blob counts as not proved
     same = (mark.size_bytes, mark.inode, mark.modified_ns, mark.changed_ns) == (
@@ -57,7 +59,26 @@ def clean_mark(store: Store, sha256: str) -> Mark | None:
         found.st_mtime_ns,
         found.st_ctime_ns,
     )
-    return mark if same and len(mark.chunks) == chunk_count(found.st_size) else None
+    return mark if same else None
+
+
+def known_chunks(store: Store, sha256: str) -> tuple[str, ...] | None:
+    """The sha256 of each chunk of a blob with a clean mark; proved again if the mark has lost them.
+
+    None where there is no such blob, or its bytes are wrong.
+    """
+    if not store.blob(sha256).is_file():
+        return None
+    for attempt in range(2):
+        mark = clean_mark(store, sha256) if attempt == 0 else prove(store, sha256)
+        if mark is None:
+            continue
+        lines = (store.marks / sha256).read_bytes().decode("ascii", "replace").split("\n")
+        chunks = tuple(lines[1].split()) if len(lines) > 1 else ()
+        whole = len(chunks) == chunk_count(mark.size_bytes)
+        if whole and all(SHA256.fullmatch(chunk) for chunk in chunks):
+            return chunks
+    return None
 
 
 def prove(store: Store, sha256: str) -> Mark | None:

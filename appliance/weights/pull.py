@@ -13,7 +13,7 @@ from appliance.errors import WeightsError
 from appliance.weights import durable
 from appliance.weights.fetch import Fetch, Observe, Transfer
 from appliance.weights.manifest import File, Manifest
-from appliance.weights.marks import clean_mark, prove
+from appliance.weights.marks import known_chunks
 from appliance.weights.names import check_paths
 from appliance.weights.pace import Patience
 from appliance.weights.part import Part, staging_key
@@ -96,16 +96,14 @@ def check_room(store: Store, missing: Sequence[Wanted]) -> None:
 
 def _in_store(store: Store, wanted: Wanted) -> File | None:
     """The file, if its blob is in the store; a blob without a clean mark is read again."""
-    if wanted.sha256 is None or not store.blob(wanted.sha256).exists():
-        return None
-    mark = clean_mark(store, wanted.sha256) or prove(store, wanted.sha256)
-    if mark is None or mark.size_bytes != wanted.size_bytes:
+    chunks = known_chunks(store, wanted.sha256) if wanted.sha256 is not None else None
+    if wanted.sha256 is None or chunks is None:
         return None
     return File(
         path=wanted.path,
         size_bytes=wanted.size_bytes,
         sha256=wanted.sha256,
-        chunks=mark.chunks,
+        chunks=chunks,
     )
 
 
@@ -135,11 +133,11 @@ def _manifest(
         file = have.get(wanted.path)
         if file is None:
             sha256 = fetched[staging_key(wanted)]
-            mark = clean_mark(store, sha256) if sha256 else None
-            if sha256 is None or mark is None:
+            chunks = known_chunks(store, sha256) if sha256 else None
+            if sha256 is None or chunks is None:
                 raise WeightsError(f"the blob of {wanted.path} changed while the release was made")
             file = File(
-                path=wanted.path, size_bytes=wanted.size_bytes, sha256=sha256, chunks=mark.chunks
+                path=wanted.path, size_bytes=wanted.size_bytes, sha256=sha256, chunks=chunks
             )
         files.append(file)
     return Manifest(

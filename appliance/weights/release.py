@@ -52,10 +52,10 @@ def commit_release(store: Store, manifest: Manifest) -> Manifest:
     return store.manifest(manifest.release_id)
 
 
-def check_release(store: Store, release: str) -> list[str]:
+def check_release(store: Store, release: str, manifest: Manifest | None = None) -> list[str]:
     """What is wrong with a release besides the bytes of its blobs; sentences."""
     folder = store.release_folder(release)
-    manifest = store.manifest(release)
+    manifest = manifest or store.manifest(release)
     problems = []
     if manifest.release_id != release:
         problems.append(f"the manifest is not the one of {release}: it was changed")

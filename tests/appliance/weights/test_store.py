@@ -71,7 +71,7 @@ def test_names_that_clash_on_some_file_system_are_refused(names):
 
 
 @given(st.lists(st.text(min_size=1, max_size=30), min_size=1, max_size=4))
-def test_accepted_names_stay_inside_and_stay_apart(tmp_path_factory, names):
+def test_accepted_names_stay_inside_and_stay_apart(names):
     try:
         check_paths(names)
     except WeightsError:
@@ -441,7 +441,7 @@ def test_a_store_of_a_newer_version_is_refused(store):
 
 def test_a_release_is_found_by_the_start_of_its_id(store, three):
     assert store.find(three[0][:-4]) == three[0]
-    with pytest.raises(UsageError, match="start of 3 releases|no release"):
+    with pytest.raises(UsageError, match="start of 3 releases"):
         store.find("m")
     with pytest.raises(UsageError, match="no release is active"):
         store.find(None)
