@@ -18,19 +18,28 @@ BIG = "model-00001-of-00002.safetensors"
 EMBEDDING_ROWS = 70_000  # x 256 x 2 bytes: 34 MiB, three chunks
 
 
-def write_model(folder: Path, seed: int, rows: int = EMBEDDING_ROWS) -> Path:
-    """A model that parses, its bytes random: other seed, other bytes."""
+def write_model(
+    folder: Path, seed: int | None, rows: int = EMBEDDING_ROWS, *, shards: int = 2, extra: int = 0
+) -> Path:
+    """A model that parses, its bytes random: other seed, other bytes; without a seed sparse.
+
+    Every 2,048 rows are 1 MiB; `extra` tensors of as many rows are added, a shard each.
+    """
     model = qwen()
     model.tensors["model.embed_tokens.weight"] = ("BF16", (rows, 256))
-    model.write(folder, shards=2)
+    for number in range(extra):
+        model.tensors[f"visual.{number}.weight"] = ("BF16", (rows, 256))
+    model.write(folder, shards=shards)
     (folder / "docs").mkdir()
     (folder / "docs" / "note.txt").write_text(f"seed {seed}\n")
     (folder / "empty").touch()
-    for shard in folder.glob("*.safetensors"):
+    for shard in folder.glob("*.safetensors") if seed is not None else ():
         with shard.open("r+b") as stream:
             header = 8 + int.from_bytes(stream.read(8), "little")
             stream.seek(header)
-            stream.write(random.Random(seed).randbytes(shard.stat().st_size - header))
+            draw, left = random.Random(seed), shard.stat().st_size - header
+            while left:
+                left -= stream.write(draw.randbytes(min(left, 16 << 20)))
     return folder
 
 
