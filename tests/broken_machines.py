@@ -422,6 +422,8 @@ NODES = {
     ),
 }
 POOL = "/sys/kernel/mm/hugepages/hugepages-2048kB"
+POOL_IN_USE = {f"read {POOL}/nr_hugepages": "40960", f"read {POOL}/free_hugepages": "40960"}
+KUBECTL = "run kubectl get nodes --request-timeout=1s -o jsonpath={.items[0].status.allocatable}"
 MEMORY = {
     "host-memory-short": Fault(
         {"read /proc/meminfo": meminfo(MemFree=20, MemAvailable=30)},
@@ -481,6 +483,12 @@ MEMORY = {
         },
         (TWO,),
         {"huge_page_bytes": 2 << 20},
+    ),
+    "kubelet-huge-pages-stale": Fault(
+        {**POOL_IN_USE, "names /var/lib/kubelet": ["pki"], KUBECTL: [0, '{"hugepages-2Mi":"0"}']},
+        POOL_IN_USE,
+        (TWO,),
+        {"huge_page_bytes": 2 << 20, "deployment": "kubernetes", "pinned_bytes_by_node": {}},
     ),
     "huge-pages-idle": Fault(
         {f"read {POOL}/free_hugepages": "4096", f"read {POOL}/nr_hugepages": "4096"},

@@ -62,7 +62,7 @@ def checkpoint(
     }
     return Checkpoint(
         path=Path("model"),
-        family=model_type,
+        family="deepseek_v4" if model_type.startswith("deepseek_v4") else model_type,
         model_type=model_type,
         hidden_size=shape.gate.k,
         intermediate_size=shape.gate.n,

@@ -1,8 +1,9 @@
 """What quantization_config declares, held against what the shapes say. Shapes win.
 
-`bits` is a declared average: packages say 2.9 or 3.02 for K = 3 throughout, or 2.51 for a mix of 2
-and 3. So a value inside, or within half a bit of, the widths stored is only worth a warning; one
-farther away cannot be an average of these tensors, and says that the files do not belong together.
+`bits` is a declared average: packages say 2.51 for a mix of 2 and 3, but also 2.9 or 3.02 for K = 3
+throughout. A value between the widths stored is true; one up to half a bit outside them is worth a
+warning; one farther away cannot come from these tensors, and says that the files do not belong
+together.
 """
 
 from __future__ import annotations
@@ -117,17 +118,19 @@ def _check_bits(quantization: Mapping[str, object], widths: set[float]) -> list[
         return []
     if isinstance(declared, bool) or not isinstance(declared, int | float):
         raise CheckpointError(f"config.json has bits = {declared!a}; a number is needed")
-    if not widths or widths == {declared}:
+    if not widths:
         return []
     low, high = min(widths), max(widths)
+    if low <= declared <= high:
+        return []
     text = " and ".join(f"{width:g}" for width in sorted(widths))
     if not low - _SLACK_BITS < declared < high + _SLACK_BITS:
         raise CheckpointError(
-            f"config.json declares {declared} bits; the shapes say K = {text}, and no average of "
-            f"those is {declared}",
+            f"config.json declares {declared} bits; the shapes say K = {text}, which does not "
+            f"average to {declared}",
             fix="take config.json and shards from one repository and revision",
         )
-    return [f"config.json declares {declared} bits, an average; the shapes say K = {text}"]
+    return [f"config.json declares {declared} bits; the shapes say K = {text}, and they count"]
 
 
 def _mixed_widths(layers: tuple[MoeLayer, ...]) -> list[str]:

@@ -38,6 +38,13 @@ def read_shards(
     present = sorted(file.name for file in folder.glob("*.safetensors"))
     if not present:
         raise CheckpointError(f"{folder} has no *.safetensors file", fix="download the shards")
+    mistral = [name for name in present if name.startswith("consolidated")]
+    if mistral:
+        raise CheckpointError(
+            f"{folder} has {mistral[0]}: vLLM takes that for Mistral's own format and would load "
+            "nothing else",
+            fix="move it out of the folder",
+        )
     if not (folder / INDEX).is_file():
         _check_numbering(folder, present)
         return _merge(folder, present), []

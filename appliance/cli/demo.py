@@ -13,6 +13,7 @@ import typer
 from appliance import render
 from appliance.cli import options, serving
 from appliance.cli.view import home_rows
+from appliance.cli.watch import watched
 from appliance.errors import ServeError
 from appliance.settings import Settings, inherited_environment, read_settings
 
@@ -79,7 +80,6 @@ def running(files: Files, model: Path) -> State | None:
 
 def start(files: Files, model: Path, port: int | None) -> State:
     from appliance.plan.explain import show_lines
-    from appliance.plan.model import load_plan
     from appliance.serve import local
     from appliance.serve.prepare import Request, prepare
 
@@ -87,13 +87,18 @@ def start(files: Files, model: Path, port: int | None) -> State:
         streams=STREAMS, context_tokens=CONTEXT_TOKENS, host_share=HOST_SHARE, tensor_parallel=1
     )
     wishes = serving.wishes_of(read_settings(), port=port, name=NAME)
+    # A small model serves on machines that a large one should not: every finding only warns.
+    request = Request(model, None, policy, ignore=None)
     with render.Progress("looking at this machine and planning every expert"):
-        spec = prepare(Request(model, None, policy), wishes, files)
+        prepared = prepare(request, wishes, files)
+    serving.say_findings(prepared)
+    spec = prepared.spec
     render.say(f"the plan, in {spec.plan_path}:")
-    for line in show_lines(load_plan(spec.plan_path)):
+    for line in show_lines(prepared.plan):
         render.say(f"  {line}")
-    with serving.watched() as observe:
-        return local.detach(serving.supervisor_argv(spec), spec, inherited_environment(), observe)
+    argv = serving.supervisor_argv(spec, {finding.check for finding in prepared.findings})
+    with watched() as observe:
+        return local.detach(argv, spec, inherited_environment(), observe)
 
 
 def ask(client: Client) -> None:

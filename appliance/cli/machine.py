@@ -31,9 +31,7 @@ def preflight(
         Path | None, typer.Option(help="Plan this model, judge by that plan.", metavar="DIR")
     ] = None,
     gpus: Annotated[int, typer.Option(help="Cards wanted before there is a plan; 0: none.")] = 1,
-    ignore: Annotated[
-        list[str] | None, typer.Option(help="A failure of this check only warns.", metavar="ID")
-    ] = None,
+    ignore: options.Ignore = None,
     record: Annotated[
         Path | None,
         typer.Option(help="Also keep what was seen, serials blanked.", metavar="DIR"),

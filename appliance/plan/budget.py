@@ -52,6 +52,7 @@ class Demand:
     context_tokens: int
     conversations: int
     policy: Policy
+    device: Literal["cuda", "cpu"] = "cuda"
     curve: KernelCurve = H200
 
     @property
@@ -67,7 +68,7 @@ class Demand:
 
     @cached_property
     def kv(self) -> KvCost:
-        return kv_cost(self.checkpoint, self.ranks)
+        return kv_cost(self.checkpoint, self.ranks, float32=self.device == "cpu")
 
     @property
     def kv_bytes(self) -> int:

@@ -44,15 +44,22 @@ def touched(probability: float, rows: int) -> float:
 
 
 def layer_costs(
-    reads: Sequence[float], block_bytes: int, rate: float, curve: KernelCurve
+    reads: Sequence[float],
+    block_bytes: int,
+    rate: float,
+    curve: KernelCurve,
+    device_seconds: float | None = None,
 ) -> tuple[float, ...]:
     """Expected seconds of one layer with the 0, 1, 2, ... hottest experts on the device.
 
     `reads`: probability that a step reads each expert. With h of them on the host a layer takes
     max(device work, start + h x block / rate). Experts are taken as independent, and h's
-    distribution is exact as far as device work can hide it.
+    distribution is exact as far as device work can hide it. `device_seconds`: the device's work
+    where it is not that of these experts alone.
     """
-    device = curve.device_seconds(sum(reads) * block_bytes)
+    device = device_seconds
+    if device is None:
+        device = curve.device_seconds(sum(reads) * block_bytes)
     each, start = block_bytes / rate, curve.host_start_seconds
     # Up to this many host experts hide under the device's work.
     hidden = max(0, math.floor((device - start) / each))

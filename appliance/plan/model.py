@@ -10,14 +10,17 @@ import difflib
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from appliance.checkpoint.model import ExpertShape
 from appliance.errors import PlanError
+from appliance.plan.outlook import Forecast, StreamPrediction
+from appliance.plan.strict import Bytes, Strict
 
 SCHEMA_VERSION: Literal[1] = 1
 BLOCK_ALIGNMENT_BYTES = 4096
@@ -27,7 +30,6 @@ EXPERTS_IN: dict[Home, str] = {
     "device": "routed experts, resident",
     "host": "routed experts, on host",
 }
-Bytes = Annotated[int, Field(ge=0)]
 
 
 def format_ids(ids: Iterable[int]) -> str:
@@ -41,6 +43,7 @@ def format_ids(ids: Iterable[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
+@lru_cache(maxsize=8192)
 def parse_ids(text: str) -> frozenset[int]:
     """The inverse of format_ids. Raises PlanError on anything else."""
     out: set[int] = set()
@@ -62,10 +65,6 @@ def expert_block_bytes(shape: ExpertShape, tensor_parallel: int) -> int:
     """
     exact = sum(p.trellis_bytes // tensor_parallel for p in shape.projections)
     return -(-exact // BLOCK_ALIGNMENT_BYTES) * BLOCK_ALIGNMENT_BYTES
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class LedgerLine(Strict):
@@ -110,6 +109,7 @@ class RankPlan(Strict):
     device: Literal["cuda", "cpu"]
     gpu: str | None = None
     gpu_name: str | None = None
+    compute_capability: str | None = None
     numa_node: int | None = None
     cpus: str | None = None
     link: Literal["pcie", "c2c", "nvlink", "memory"] = "pcie"
@@ -173,15 +173,6 @@ class ModelFacts(Strict):
     size_bytes: Bytes
 
 
-class StreamPrediction(Strict):
-    """One decode step with `streams` rows: the slowest rank's link and the bytes it moves."""
-
-    streams: int
-    link_bytes_per_step: Bytes
-    link_ms_per_step: float | None
-    cold_share: float
-
-
 class Plan(Strict):
     """The contract between control plane and engine."""
 
@@ -194,6 +185,7 @@ class Plan(Strict):
     cache: CacheRules | None = None
     ranks: tuple[RankPlan, ...]
     predictions: tuple[StreamPrediction, ...] = ()
+    forecast: Forecast | None = None
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> str:
@@ -245,12 +237,13 @@ def _first_problem(error: ValidationError) -> str:
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] != "extra_forbidden":
         return f"{where}: {first['msg']}"
-    names = {name for model in _all_models() for name in model.model_fields}
+    names = {name for model in _models(Strict) for name in model.model_fields}
     close = difflib.get_close_matches(str(first["loc"][-1]), names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"{where} is not a key of a plan{hint}"
 
 
-def _all_models() -> tuple[type[Strict], ...]:
-    return (Plan, MadeFrom, ModelFacts, Serving, RankPlan, LayerPlacement, LedgerLine,
-            StreamPrediction, CacheRules)  # fmt: skip
+def _models(parent: type[Strict]) -> Iterator[type[Strict]]:
+    for model in parent.__subclasses__():
+        yield model
+        yield from _models(model)

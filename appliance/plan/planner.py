@@ -14,12 +14,13 @@ from appliance.checkpoint.support import require_exl3
 from appliance.errors import UsageError
 from appliance.plan.budget import Demand
 from appliance.plan.cards import Card, choose_cards
+from appliance.plan.forecast import forecast
 from appliance.plan.kv import DEFAULT_CONTEXT_LIMIT, context_limit
 from appliance.plan.model import CacheRules, MadeFrom, ModelFacts, Plan, RankPlan, Serving
 from appliance.plan.placement import Homes
-from appliance.plan.predict import predict
+from appliance.plan.predict import predict, step_layers
 from appliance.plan.promise import promised_cold_share
-from appliance.plan.ranks import plan_rank
+from appliance.plan.ranks import plan_ranks
 from appliance.plan.refuse import (
     refuse_foreign_heat,
     refuse_impossible_split,
@@ -44,8 +45,10 @@ def plan(host: Host, checkpoint: Checkpoint, heat: Heat | None, policy: Policy) 
     if heat is not None:
         refuse_foreign_heat(heat, checkpoint)
     demand, notes = _settle(checkpoint, len(cards), heat, policy, cards[0])
-    ranks = tuple(plan_rank(demand, card, heat) for card in cards)
+    ranks = plan_ranks(demand, cards, heat)
     refuse_short_host(host, ranks)
+    layers = step_layers(demand, ranks, heat)
+    disk = None if host.measured is None else host.measured.disk_read_bytes_per_second
     return Plan(
         made_from=MadeFrom(
             host=_host_digest(host),
@@ -61,12 +64,20 @@ def plan(host: Host, checkpoint: Checkpoint, heat: Heat | None, policy: Policy) 
             context_tokens=demand.context_tokens,
             prefill_chunk_tokens=policy.prefill_chunk_tokens,
             kv_cache_bytes=demand.kv_bytes,
+            kv_block_tokens=_kv_block_tokens(checkpoint, ranks),
         ),
         cache=_cache_rules(ranks, heat) if policy.cache_slots else None,
         ranks=ranks,
-        predictions=predict(demand, ranks, heat),
+        predictions=predict(demand, ranks, layers),
+        forecast=forecast(demand, ranks, layers, heat, disk),
         notes=notes,
     )
+
+
+def _kv_block_tokens(checkpoint: Checkpoint, ranks: tuple[RankPlan, ...]) -> int | None:
+    """DeepSeek-V4 on sm_120 has one size that its attention and its indexer both take."""
+    on_sm120 = any((rank.compute_capability or "").startswith("12.") for rank in ranks)
+    return 128 if on_sm120 and checkpoint.model_type.startswith("deepseek_v4") else None
 
 
 def _settle(
@@ -82,7 +93,7 @@ def _settle(
             fix=f"ask for at most {limit}",
         )
     demand = Demand(checkpoint, ranks, policy.expert_parallel, context,
-                    policy.kept_conversations, policy)  # fmt: skip
+                    policy.kept_conversations, policy, card.device)  # fmt: skip
     known = (
         sum(heat.of(layer.index) is not None for layer in checkpoint.target_layers) if heat else 0
     )

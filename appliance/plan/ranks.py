@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from appliance.errors import DoesNotFit
 from appliance.plan.budget import GIB, Demand, device_lines, expert_lines, host_lines
 from appliance.plan.cards import Card
@@ -11,10 +13,22 @@ from appliance.plan.placement import LayerDemand, choose_homes, fill, take
 from appliance.plan.routing import Heat
 
 
-def plan_rank(demand: Demand, card: Card, heat: Heat | None) -> RankPlan:
+def plan_ranks(demand: Demand, cards: Sequence[Card], heat: Heat | None) -> tuple[RankPlan, ...]:
+    """A plan for each card. Ranks that hold slices of the same experts behind equal links see the
+    same layers, so those are worked out once."""
+    seen: dict[tuple[float | None, int], list[LayerDemand]] = {}
+    out = []
+    for card in cards:
+        key = (card.link_bytes_per_second, card.rank if demand.expert_parallel else 0)
+        if key not in seen:
+            seen[key] = [_layer_demand(demand, card, i, heat) for i in range(len(demand.layers))]
+        out.append(_plan_rank(demand, card, seen[key]))
+    return tuple(out)
+
+
+def _plan_rank(demand: Demand, card: Card, layers: list[LayerDemand]) -> RankPlan:
     fixed = device_lines(demand, card)
     taken = sum(line.size_bytes for line in fixed)
-    layers = [_layer_demand(demand, card, i, heat) for i in range(len(demand.layers))]
     ranked = [layer for layer, moe in zip(layers, demand.layers, strict=True) if not moe.draft]
     if taken > card.capacity_bytes:
         raise DoesNotFit(
@@ -30,6 +44,7 @@ def plan_rank(demand: Demand, card: Card, heat: Heat | None) -> RankPlan:
         device=card.device,
         gpu=gpu.uuid if gpu else None,
         gpu_name=gpu.name if gpu else None,
+        compute_capability=gpu.compute_capability if gpu else None,
         numa_node=card.numa_node,
         cpus=gpu.cpus if gpu else None,
         link=card.link,

@@ -26,6 +26,12 @@ def refuse_foreign_heat(heat: Heat, checkpoint: Checkpoint) -> None:
 
 def refuse_impossible_split(checkpoint: Checkpoint, ranks: int, expert_parallel: bool) -> None:
     """Raises UnsupportedError where this split, or the checkpoint under any, would be wrong."""
+    if checkpoint.family == "unknown":
+        raise UnsupportedError(
+            f"model type {checkpoint.model_type!r} is of no family this release knows, so nobody "
+            "has checked that its experts are read and routed right",
+            fix="use a release that names this family",
+        )
     require_tensor_parallel(checkpoint, 1 if expert_parallel else ranks)
     heads = text_config(checkpoint).get("num_attention_heads")
     if isinstance(heads, int) and heads % ranks:

@@ -138,6 +138,8 @@ def _counts(layers: object, source: str) -> Counts:
 
 
 def _refuse_bad_row(row: Sequence[float], where: str) -> None:
+    if all(map(math.isfinite, row)) and min(row, default=0.0) >= 0:
+        return
     for expert, value in enumerate(row):
         if not (math.isfinite(value) and value >= 0):
             raise UsageError(

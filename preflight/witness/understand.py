@@ -18,7 +18,7 @@ from preflight.witness.topo import Topo, parse_topo
 DRIVER = re.compile(r"(?:Driver Version|KMD Version|driver_version>)\s*:?\s*(\d+\.\d+(?:\.\d+)?)")
 CUDA = re.compile(r"(?:CUDA Version|CUDA UMD Version|cuda_version>)\s*:?\s*(\d+\.\d+)")
 KERNEL = re.compile(r"^Linux \S+ (\d+\.\d+\.\d+\S*) ", re.M)
-NVML_FAILED = re.compile(r"Failed to initialize NVML: (.+)")
+NVML_FAILED = re.compile(r"Failed to initialize NVML: ([^\"\n]+)")
 NVML_LIBRARY = re.compile(r"NVML library version: (\d+\.\d+(?:\.\d+)?)")
 FIRST = {"driver": DRIVER, "cuda": CUDA, "kernel": KERNEL, "nvml": NVML_LIBRARY}
 NVML_CODES = {"Driver/library version mismatch": 18, "Unknown Error": 999, "Driver Not Loaded": 9,

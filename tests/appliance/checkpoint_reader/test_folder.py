@@ -156,3 +156,8 @@ def test_a_dangling_link_to_a_shard_is_named(folder: Path) -> None:
     (folder / SECOND).unlink()
     (folder / SECOND).symlink_to("../blobs/gone")
     refused(folder, f"cannot read .*{SECOND}: No such file")
+
+
+def test_mistrals_own_format_would_hide_the_rest(folder: Path) -> None:
+    tiny.write_shard(folder / "consolidated.safetensors", {"norm.weight": ("BF16", (256,))})
+    refused(folder, "consolidated.safetensors: vLLM takes that for Mistral's own format")

@@ -185,6 +185,24 @@ def test_a_rank_slice_that_is_missing(tmp_path: Path, drop: str, words: str) -> 
         read_checkpoint(model.write(tmp_path))
 
 
+def test_slices_of_unequal_width_are_refused(tmp_path: Path) -> None:
+    model = sliced(2)
+    model.tensors |= tiny.linear("model.layers.0.mlp.experts.0.up_proj.rank1", 256, 128, 4)
+    with pytest.raises(CheckpointError, match=r"experts.0.up_proj is cut into unequal slices"):
+        read_checkpoint(model.write(tmp_path))
+
+
+def test_layers_sliced_for_different_degrees_are_refused(tmp_path: Path) -> None:
+    model = sliced(2)
+    for name in [name for name in model.tensors if "layers.1.mlp.experts." in name]:
+        del model.tensors[name]
+    for e in range(4):
+        at = f"model.layers.1.mlp.experts.{e}"
+        model.tensors |= tiny.expert(at, 256, 256, ("gate_proj", "up_proj", "down_proj"))
+    with pytest.raises(CheckpointError, match=r"different tensor-parallel degrees .*: 1, 2"):
+        read_checkpoint(model.write(tmp_path))
+
+
 def test_whole_and_sliced_do_not_mix(tmp_path: Path) -> None:
     model = sliced(2)
     model.tensors |= tiny.linear("model.layers.0.mlp.experts.0.up_proj", 256, 256)
@@ -237,11 +255,22 @@ def test_a_table_that_does_not_add_up(tmp_path: Path, changes: Any, words: str) 
         read_checkpoint(model.write(tmp_path))
 
 
-@pytest.mark.parametrize(("degree", "slice_"), [(2, 64), (3, 42.6667), (4, 32)])
+@pytest.mark.parametrize(("ranks", "slice_"), [(2, "64"), (3, "42.6667"), (4, "32")])
 def test_b036_shards_that_are_no_multiple_of_128_are_refused(
-    tmp_path: Path, degree: int, slice_: float
+    tmp_path: Path, ranks: int, slice_: str
 ) -> None:
     checkpoint = read_checkpoint(tiny.qwen().write(tmp_path))
     require_tensor_parallel(checkpoint, 1)
-    with pytest.raises(UnsupportedError, match=f"cut for {degree} ranks are {slice_:g} wide"):
-        require_tensor_parallel(checkpoint, degree)
+    words = f"128 cut for {ranks} ranks are {slice_} wide, no multiple of 128"
+    with pytest.raises(UnsupportedError, match=words) as caught:
+        require_tensor_parallel(checkpoint, ranks)
+    assert caught.value.fix == "tensor parallelism 1, or expert parallelism"
+
+
+def test_sizes_that_no_degree_fits_are_refused_without_a_suggestion(tmp_path: Path) -> None:
+    model = with_experts(tiny.qwen(), plain("BF16"))
+    model.config["moe_intermediate_size"] = 2880
+    checkpoint = read_checkpoint(model.write(tmp_path))
+    with pytest.raises(UnsupportedError, match="2880 cut for 1 ranks") as caught:
+        require_tensor_parallel(checkpoint, 1)
+    assert caught.value.fix is None

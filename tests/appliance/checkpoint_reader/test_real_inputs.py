@@ -73,7 +73,7 @@ def test_c002_all_of_deepseek_v41_is_read_from_headers_in_seconds(
     assert sum(table.size_bytes for table in checkpoint.tables) == 2 * 384_000_000 * 144
     assert [table.format for table in checkpoint.tables] == ["int4", "int4"]
     assert checkpoint.warnings == (
-        "config.json declares 2.9 bits, an average; the shapes say K = 3",
+        "config.json declares 2.9 bits; the shapes say K = 3, and they count",
     )
 
 

@@ -54,6 +54,7 @@ def test_a_width_that_no_k_explains(tmp_path: Path, width: int) -> None:
         ("trellis", ("F16", (16, 8, 48)), r"a trellis is I16 \[k/16, n/16, 16\*K\], not F16"),
         ("trellis", ("I16", (16, 384)), "not I16 .16, 384."),
         ("trellis", ("I16", (16, 9, 48)), "256 x 144; EXL3 needs multiples of 128"),
+        ("trellis", ("I16", (17, 8, 48)), "272 x 128; EXL3 needs multiples of 128"),
         ("trellis", ("I16", (0, 8, 48)), "0 x 128; EXL3 needs multiples of 128"),
         ("suh", ("F16", (128,)), r"suh must be F16 \[256\], not F16 \[128\]"),
         ("svh", ("BF16", (128,)), r"svh must be F16 \[128\], not BF16"),
@@ -134,11 +135,19 @@ def test_a_codebook_nobody_knows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("declared", [2.9, 3.02, 2.51, 3.49])
-def test_bits_near_the_stored_widths_are_an_average(tmp_path: Path, declared: float) -> None:
+def test_bits_near_the_stored_widths_are_worth_a_warning(tmp_path: Path, declared: float) -> None:
     model = tiny.qwen(bits=3)
     model.config["quantization_config"]["bits"] = declared
     (warning,) = read(model, tmp_path).warnings
-    assert warning == f"config.json declares {declared} bits, an average; the shapes say K = 3"
+    assert warning == f"config.json declares {declared} bits; the shapes say K = 3, and they count"
+
+
+@pytest.mark.parametrize("declared", [2, 2.51, 3.0])
+def test_bits_between_the_stored_widths_are_true(tmp_path: Path, declared: float) -> None:
+    model = tiny.qwen(bits=3)
+    model.tensors |= tiny.linear("model.layers.0.self_attn.q_proj", 256, 256, 2)
+    model.config["quantization_config"]["bits"] = declared
+    assert read(model, tmp_path).warnings == ()
 
 
 @pytest.mark.parametrize("declared", [2, 2.5, 3.5, 4.0, 6, float("nan"), float("inf"), -3])
@@ -146,6 +155,14 @@ def test_bits_that_no_shape_explains(tmp_path: Path, declared: float) -> None:
     model = tiny.qwen(bits=3)
     model.config["quantization_config"]["bits"] = declared
     refused(model, tmp_path, f"declares {declared} bits; the shapes say K = 3")
+
+
+def test_draft_experts_have_widths_of_their_own(tmp_path: Path) -> None:
+    model = tiny.deepseek()
+    for e in range(2):
+        model.tensors |= tiny.expert(f"mtp.0.ffn.experts.{e}", 256, 128, ("w1", "w3", "w2"), 6)
+    model.config["quantization_config"]["bits"] = 6
+    refused(model, tmp_path, "declares 6 bits; the shapes say K = 3")
 
 
 def test_bits_that_are_no_number(tmp_path: Path) -> None:
@@ -270,3 +287,21 @@ def test_layers_beyond_the_config_count_as_draft(tmp_path: Path) -> None:
         "layers 2 to 2 are beyond the 2 layers and 0 draft layers of config.json; they count as "
         "draft layers",
     )
+
+
+def test_a_config_with_experts_and_no_expert_stored(tmp_path: Path) -> None:
+    model = tiny.qwen()
+    del model.config["decoder_sparse_step"], model.config["mlp_only_layers"]
+    for layer in range(2):
+        drop(model, f"model.layers.{layer}.mlp.")
+    refused(model, tmp_path, "config.json says 4 routed experts a layer; none is stored")
+
+
+@pytest.mark.parametrize("name", ["experts.gate_up_proj", "experts.0.up_proj.weight"])
+def test_experts_of_a_model_whose_config_has_none(tmp_path: Path, name: str) -> None:
+    model = tiny.qwen()
+    for layer in range(2):
+        drop(model, f"model.layers.{layer}.mlp.")
+    del model.config["num_experts"]
+    model.tensors[f"model.layers.1.mlp.{name}"] = ("BF16", (4, 256))
+    refused(model, tmp_path, "config.json says (there are none|0)")

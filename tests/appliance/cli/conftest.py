@@ -50,7 +50,7 @@ def own_process(own_state):
             [sys.executable, "-m", "appliance.cli", *map(str, words)],
             env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'kernels'}",
                  **environment},
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=180, check=False,
         )  # fmt: skip
         return Said(done.returncode, done.stdout, done.stderr)
 

@@ -18,7 +18,7 @@ print(code, *sorted(sys.modules), file=sys.stderr)
 
 def imported_by(*words: str) -> tuple[str, list[str]]:
     done = subprocess.run([sys.executable, "-c", IMPORTED, *words], capture_output=True, text=True,
-                          timeout=60, check=True)  # fmt: skip
+                          timeout=180, check=True)  # fmt: skip
     code, *modules = done.stderr.splitlines()[-1].split()
     return code, modules
 

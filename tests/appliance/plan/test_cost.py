@@ -13,8 +13,10 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from appliance.errors import UsageError
 from appliance.plan.cost import gains, layer_costs, row_probabilities, touched
+from appliance.plan.heat_files import read_heat
 from appliance.plan.kernel_curve import H200, curve_from_measurements
-from appliance.plan.placement import LayerDemand, fill
+from appliance.plan.placement import LayerDemand, choose_homes, fill
+from appliance.plan.routing import Heat
 
 EXPERT_BYTES = 3 * 7168 * 2048 * 3 // 8
 probabilities = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=10)
@@ -140,3 +142,29 @@ def test_a_slower_link_changes_the_quotas() -> None:
     fast = fill([demand(i, r, 4_000_000, 400e9) for i, r in enumerate(reads)], 150_000_000)
     slow = fill([demand(i, r, 4_000_000, 12e9) for i, r in enumerate(reads)], 150_000_000)
     assert fast != slow
+
+
+def test_unequal_quotas_read_fewer_distinct_experts_on_real_counts(shared: Path) -> None:
+    heat = read_heat(sorted((shared / "routing").glob("layer_*.json"))).heat
+
+    def saved(planned: Heat, served: Heat, rows: int) -> float:
+        layers = []
+        for number, row in sorted(planned.counts.items()):
+            reads = [touched(p, rows) for p in row_probabilities(row, len(row), 6)]
+            layers.append(demand(number, reads, 6_635_520, 51e9))
+
+        def distinct(quotas: tuple[int, ...]) -> float:
+            total = 0.0
+            for layer, held in zip(layers, quotas, strict=True):
+                chance = row_probabilities(served.counts[layer.layer], 384, 6)
+                cold = choose_homes(layer, held, 0).host
+                total += sum(touched(chance[e], rows) for e in cold)
+            return total
+
+        quotas = fill(layers, 3 * 268 * 6_635_520)
+        return 1 - distinct(quotas) / distinct((268, 268, 268))
+
+    for rows in (1, 4, 6):
+        assert saved(heat, heat, rows) >= 0.03
+        held_out = [saved(heat.without(t), heat.topic(t), rows) for t in heat.topics]
+        assert sum(held_out) / len(held_out) >= 0.03
