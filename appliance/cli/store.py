@@ -12,6 +12,7 @@ from appliance.cli import options
 from appliance.settings import read_settings
 
 if TYPE_CHECKING:
+    from appliance.weights.activate import Activation
     from appliance.weights.store import Store
 
 StoreDir = Annotated[
@@ -50,10 +51,36 @@ def ls(store: StoreDir = None, json: options.Json = False) -> None:
     return None
 
 
-def manifest(release: Release = None, store: StoreDir = None) -> None:
+def manifest(
+    release: Release = None,
+    store: StoreDir = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--of", help="Of this folder: put there, it makes a mirror.", metavar="DIR"
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="ORG/NAME, with --of.")] = None,
+    revision: Annotated[str | None, typer.Option(help="With --of.")] = None,
+    licence: Annotated[str | None, typer.Option(help="With --of.")] = None,
+) -> None:
     """The manifest of a release: every file with its sha256, whole and by chunk."""
-    where = existing(store)
-    render.piece(where.manifest(where.find(release)).to_json().decode())
+    from appliance.weights.describe import describe
+    from appliance.weights.folder import FolderSource
+
+    if folder is None:
+        where = existing(store)
+        return render.piece(where.manifest(where.find(release)).to_json().decode())
+    progress = render.ByteProgress(f"hashing {folder}")
+    made = describe(
+        FolderSource(folder),
+        model=model or folder.absolute().name,
+        revision=revision,
+        licence=licence,
+        observe=lambda done, total: progress.update(done, total, done),
+    )
+    progress.end()
+    return render.piece(made.to_json().decode())
 
 
 def activate(
@@ -68,8 +95,7 @@ def activate(
 
     where = existing(store)
     chosen = where.find(release)
-    before = switch(where, chosen, in_use_is_fine=force)
-    render.say(f"{where.pointer} was {before or 'nothing'}, is {chosen}")
+    say_switch(switch(where, chosen, in_use_is_fine=force))
 
 
 def rollback(
@@ -81,7 +107,7 @@ def rollback(
     """Make the previous release current again."""
     from appliance.weights.activate import rollback as back
 
-    render.data(back(existing(store), in_use_is_fine=force))
+    say_switch(back(existing(store), in_use_is_fine=force))
 
 
 def history(store: StoreDir = None, json: options.Json = False) -> None:
@@ -145,6 +171,16 @@ def gc(
         f"{swept.blobs} files and {swept.staged} staged, "
         f"{render.size(swept.freed_bytes)} {'would be freed' if dry_run else 'freed'}"
     )
+
+
+def say_switch(done: Activation) -> None:
+    render.say(f"current was {done.old or 'nothing'}, is {done.new}")
+    if done.unseen:
+        render.say(
+            f"warning: {done.unseen} processes of other users may have the old release open: only "
+            "root can see"
+        )
+    render.data(done.new)
 
 
 def store_folder(chosen: Path | None) -> Path:

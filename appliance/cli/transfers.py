@@ -52,8 +52,12 @@ def pull(
 
     where = make_store(store_folder(store))
     progress = render.ByteProgress(f"pulling {source}", quiet=quiet, json=json)
+    said = [""]
 
     def observe(now: Moment) -> None:
+        if now.trouble not in (None, said[-1]) and not (quiet or json):
+            said.append(str(now.trouble))
+            render.say(f"  trying again: {now.trouble}")
         progress.update(now.done_bytes, now.total_bytes, now.fetched_bytes, now.files)
 
     pulled = fetch(where, opened(source), transfer(connections, rate), observe)

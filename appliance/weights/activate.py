@@ -41,8 +41,17 @@ class Users:
     unseen: int
 
 
-def activate(store: Store, release: str, *, in_use_is_fine: bool = False) -> str | None:
-    """Make `release` current; gives the release that was current before.
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """`old` was current before; `unseen` processes of other users may have it open or not."""
+
+    old: str | None
+    new: str
+    unseen: int = 0
+
+
+def activate(store: Store, release: str, *, in_use_is_fine: bool = False) -> Activation:
+    """Make `release` current.
 
     Raises WeightsError where a blob is not proved, or an engine still has the old release open.
     """
@@ -50,13 +59,12 @@ def activate(store: Store, release: str, *, in_use_is_fine: bool = False) -> str
         old = store.current() if store.pointer.is_symlink() else None
         _check_complete(store, release)
         if old == release:
-            return old
-        if old is not None and not in_use_is_fine:
-            _check_unused(store, old)
+            return Activation(old, release)
+        unseen = _check_unused(store, old) if old is not None and not in_use_is_fine else 0
         switch = Switch(time=time.time(), old=old, new=release)
         _append(store.history, switch.model_dump_json())
         durable.point(store.pointer, f"releases/{release}")
-        return old
+        return Activation(old, release, unseen)
 
 
 def previous(store: Store) -> str | None:
@@ -68,16 +76,15 @@ def previous(store: Store) -> str | None:
     return None
 
 
-def rollback(store: Store, *, in_use_is_fine: bool = False) -> str:
-    """Make the previous release current again; gives its id."""
+def rollback(store: Store, *, in_use_is_fine: bool = False) -> Activation:
+    """Make the previous release current again."""
     back = previous(store)
     if back is None:
         raise WeightsError(
             "there is no earlier release to go back to",
             fix="appliance weights ls, then appliance weights activate RELEASE",
         )
-    activate(store, back, in_use_is_fine=in_use_is_fine)
-    return back
+    return activate(store, back, in_use_is_fine=in_use_is_fine)
 
 
 def read_history(store: Store) -> list[Switch]:
@@ -131,13 +138,15 @@ def _check_complete(store: Store, release: str) -> None:
             )
 
 
-def _check_unused(store: Store, release: str) -> None:
+def _check_unused(store: Store, release: str) -> int:
+    """Processes that could not be looked into; raises WeightsError for one that has it open."""
     found = users(store, release)
     if found.pids:
         raise WeightsError(
             f"{release} is in use by process {', '.join(map(str, found.pids))}",
             fix="stop the engine first (appliance down), or --force: it keeps what it has open",
         )
+    return found.unseen
 
 
 def _append(path: Path, line: str) -> None:

@@ -31,12 +31,16 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """How far a transfer is. `done_bytes` counts what was there before; `files` those under way."""
+    """How far a transfer is. `done_bytes` counts what was there before; `files` those under way.
+
+    `trouble` is why nothing came lately, if so.
+    """
 
     done_bytes: int
     total_bytes: int
     fetched_bytes: int
     files: tuple[tuple[str, int, int], ...]  # path, done bytes, size
+    trouble: str | None = None
 
 
 Observe = Callable[[Moment], None]
@@ -66,6 +70,7 @@ class Fetch:
             self._queue(part)
         self._problem: BaseException | None = None
         self._finished_bytes = 0
+        self._trouble: str | None = None
         self.fetched_bytes = 0
 
     def run(self, observe: Observe) -> None:
@@ -99,7 +104,7 @@ class Fetch:
                 if self._done[key]
             )
             done = self._finished_bytes + sum(self._done[key] for key in self._open)
-            return Moment(done, self._total, self.fetched_bytes, under_way)
+            return Moment(done, self._total, self.fetched_bytes, under_way, self._trouble)
 
     def _queue(self, part: Part) -> None:
         """All that the file still misses; a file that misses nothing only has to be proved."""
@@ -175,6 +180,7 @@ class Fetch:
                         self._count(part, len(data), len(data))
                         patience.progressed()
             except Again as problem:
+                self._trouble = problem.message
                 patience.wait(problem, self._stop)
                 if self._stop.is_set():
                     raise _Stopped from problem
@@ -188,3 +194,4 @@ class Fetch:
         with self._changed:
             self._done[id(part)] += done
             self.fetched_bytes += fetched
+            self._trouble = None

@@ -21,9 +21,11 @@ from appliance.weights.release import commit_release
 from appliance.weights.source import Again, Offer, Source, Wanted
 from appliance.weights.store import Store
 
-# What a transfer needs besides the files: journals, marks, links, the manifest.
-MARGIN_SHARE = 0.01
-MARGIN_BYTES = 16 << 20
+# Room besides the files, for journals, marks, manifests and whoever else writes: a tenth, but of a
+# large model not more than a full disk's own trouble needs.
+MARGIN_SHARE = 0.1
+MAX_MARGIN_BYTES = 4 << 30
+MIN_MARGIN_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +78,14 @@ def ask(source: Source, transfer: Transfer) -> Offer:
 def check_room(store: Store, missing: Sequence[Wanted]) -> None:
     """Refuse before the first byte what could not end: space, file sizes, inodes."""
     needed = sum(file.size_bytes - _staged_bytes(store, file) for file in missing)
-    margin = min(MARGIN_BYTES, int(needed * MARGIN_SHARE)) + (1 << 20)
+    margin = min(MAX_MARGIN_BYTES, int(needed * MARGIN_SHARE)) + MIN_MARGIN_BYTES
     free = durable.free_bytes(store.folder)
     if needed + margin > free:
         held = sum(found.st_blocks * 512 for _, found in store.blob_names())
         raise WeightsError(
             f"{needed:,} bytes are to come and {store.folder} has {free:,} free "
-            f"({held:,} are in the store's blobs): {needed + margin - free:,} bytes short",
+            f"({held:,} are in the store's blobs): {needed + margin - free:,} bytes short with "
+            f"{margin:,} of margin",
             fix="`appliance weights gc` frees what is neither current nor previous; or --store DIR",
         )
     largest = max((file.size_bytes for file in missing), default=0)

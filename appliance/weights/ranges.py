@@ -6,7 +6,6 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from urllib.parse import urlsplit
 
 from appliance.errors import SourceError
 from appliance.weights.network import Network
@@ -15,7 +14,6 @@ from appliance.weights.transport import (
     Answer,
     Authorize,
     Client,
-    origin,
     pieces,
     retry_after,
     shown,
@@ -46,7 +44,7 @@ class Ranges:
                 self._resolved.pop(url, None)
                 raise Again(f"{shown(at)}: {answer.status}: the redirect is no longer good")
             self._check(answer, start, stop, size_bytes)
-            if origin(urlsplit(answer.url)) != origin(urlsplit(url)):
+            if answer.url != url:
                 self._resolved[url] = answer.url
             tag = answer.headers.get("ETag")
             yield Range(tag, pieces(answer, stop - start, self.network.stall_seconds))

@@ -122,7 +122,7 @@ def test_activation_and_rollback_keep_a_history(store, three):
     activate(store, one)
     activate(store, two)
     assert (store.current(), previous(store)) == (two, one)
-    assert rollback(store) == one
+    assert rollback(store).new == one
     assert (store.current(), previous(store)) == (one, two)
     pairs = [(switch.old, switch.new) for switch in read_history(store)]
     assert pairs == [(None, one), (one, two), (two, one)]
