@@ -13,7 +13,7 @@ import typer
 from typer.exceptions import TyperException
 
 from appliance import render
-from appliance.cli import demo, machine, planning, serving, weights
+from appliance.cli import bundles, demo, machine, planning, serving, store, transfers, weights
 from appliance.errors import ApplianceError
 
 app = typer.Typer(
@@ -28,6 +28,9 @@ serving.register(app)
 demo.register(app)
 app.add_typer(machine.group, name="preflight")
 app.add_typer(planning.group, name="plan")
+transfers.register(weights.group)
+store.register(weights.group)
+weights.group.add_typer(bundles.group, name="bundle")
 app.add_typer(weights.group, name="weights")
 
 
