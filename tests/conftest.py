@@ -17,3 +17,13 @@ def shared() -> Path:
     if os.environ.get("CI"):
         pytest.fail(f"{folder} is missing: CI must have the real inputs")
     pytest.skip(f"{folder} is absent: these tests need the folder of real inputs")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In CI a skip is a failure: what cannot run there must not look tested."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter is not None else []
+    if os.environ.get("CI") and skipped:
+        for report in skipped:
+            reporter.write_line(f"skipped in CI: {report.nodeid}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

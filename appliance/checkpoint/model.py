@@ -27,14 +27,17 @@ class Tensor:
 class ProjectionShape:
     """One EXL3 projection: `k` inputs, `n` outputs, `bits` a weight (K), one codebook.
 
-    Bytes on disk: trellis k*n*bits/8; scales 2*(k+n) (suh, svh, fp16); marker 4 or 0.
-    Source: FACTS section 2.
+    Bytes on disk: trellis k*n*bits/8; scales 2*(k+n) (suh, svh, fp16); marker 4 or 0; bias 2*n.
+    `stored_bytes` is set only where the disk differs from that: older files pack the scales' signs,
+    rank-sliced ones repeat scales and markers. Source: FACTS section 2.
     """
 
     k: int
     n: int
     bits: float
     codebook: str  # "3inst" | "mcg" | "mul1"
+    bias: bool = False
+    stored_bytes: int | None = None
 
     @property
     def trellis_bytes(self) -> int:
@@ -47,6 +50,17 @@ class ProjectionShape:
     @property
     def marker_bytes(self) -> int:
         return 0 if self.codebook == "3inst" else 4
+
+    @property
+    def bias_bytes(self) -> int:
+        return 2 * self.n if self.bias else 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Everything stored for this projection."""
+        if self.stored_bytes is not None:
+            return self.stored_bytes
+        return self.trellis_bytes + self.scale_bytes + self.marker_bytes + self.bias_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +82,7 @@ class ExpertShape:
     @property
     def size_bytes(self) -> int:
         """Everything stored for this expert."""
-        return sum(p.trellis_bytes + p.scale_bytes + p.marker_bytes for p in self.projections)
+        return sum(p.size_bytes for p in self.projections)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +108,11 @@ class MoeLayer:
 
 @dataclass(frozen=True, slots=True)
 class LookupTable:
-    """A table read by rows (Engram, n-gram embedding): candidates for host memory."""
+    """A table read by rows (Engram, n-gram embedding): candidates for host memory.
+
+    `row_bytes` is one row with its own scales; `size_bytes` all that is stored, shards and global
+    scales included.
+    """
 
     name: str
     layer: int | None
@@ -106,10 +124,14 @@ class LookupTable:
 
 @dataclass(frozen=True, slots=True)
 class DensePart:
-    """A sum of everything that is not a routed expert or a table, by role.
+    """A sum of everything that is not a routed EXL3 expert or a table, by role.
 
-    role: attention | shared_experts | router | norm | embedding | head | draft | vision | other.
-    `tensor_parallel` says whether vLLM shards it over ranks (else each rank holds all of it).
+    role: attention | mlp (dense layers) | shared_experts | router | norm | embedding | head |
+    lookup (what an Engram or n-gram module has beside its table) | draft | vision | other |
+    routed_experts (only where those of the target are not EXL3: see Checkpoint.quantisation).
+    Draft experts that are EXL3 are MoeLayers, others count as draft.
+    `tensor_parallel` says whether vLLM shards it over ranks (else each rank holds all of it), so
+    one role may come in two parts.
     """
 
     role: str
@@ -122,7 +144,9 @@ class Checkpoint:
     """A model on disk. `digest` is sha256 over sorted (name, dtype, shape, size), not over weights.
 
     hidden_size and intermediate_size are the experts'; `config` is config.json as parsed;
-    `tensors` maps every stored name to its place; `warnings` are sentences to show.
+    `tensors` maps every stored name that loads to its place; `warnings` are sentences to show.
+    `size_bytes` = layers + tables + dense, to the byte. `quantisation` is how the target's routed
+    experts are stored: "exl3"; else another format's name, "mixed", or "none" without experts.
     """
 
     path: Path
@@ -139,6 +163,7 @@ class Checkpoint:
     tensors: Mapping[str, Tensor] = field(repr=False)
     rank_sliced: int | None = None  # tensor-parallel degree baked into the names, if any
     warnings: tuple[str, ...] = ()
+    quantisation: str = "exl3"
 
     @property
     def target_layers(self) -> tuple[MoeLayer, ...]:

@@ -22,6 +22,11 @@ from appliance.errors import PlanError
 SCHEMA_VERSION: Literal[1] = 1
 BLOCK_ALIGNMENT_BYTES = 4096
 Home = Literal["device", "host"]
+# The ledger lines that the engine's pools must equal, to the byte.
+EXPERTS_IN: dict[Home, str] = {
+    "device": "routed experts, resident",
+    "host": "routed experts, on host",
+}
 Bytes = Annotated[int, Field(ge=0)]
 
 

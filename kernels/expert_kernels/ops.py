@@ -7,6 +7,149 @@ An expert is addresses, not a tensor. A layer's `ExpertTable` has one row per lo
     codebook   "3inst" | "mcg" | "mul1"
 
 A trellis address points at int16 [k/16, n/16, 16*K], contiguous, 128-byte aligned, in any memory
-the device can read: its own, or pinned host memory. suh is fp16 [k],
-svh fp16 [n], in device memory.
+the device can read: its own, or pinned host memory. suh is fp16 [k], svh fp16 [n], in device
+memory. gate and up have k = hidden, n = intermediate; down has k = intermediate, n = hidden.
+
+The table's storage is fixed; its numbers may change between calls, in stream order. 0 means "not
+here": touching such an expert is an error. The op reads memory at call time and keeps nothing.
 """
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from expert_kernels import reference
+from expert_kernels.codec import check_format
+
+TRELLIS_ALIGNMENT_BYTES = 128
+PROJECTIONS = ("gate", "up", "down")
+PARTS = ("trellis", "suh", "svh")
+_ACTIVATIONS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertTable:
+    """Where one layer's experts are on this rank, and their shape. Checked when it is made.
+
+    addresses int64 [experts, 3, 3], contiguous, on the device that computes; `hidden_size` and
+    `intermediate_size` (this rank's share) are multiples of 128; `bits` is K of gate, up, down.
+    ValueError says which of these does not hold.
+    """
+
+    addresses: torch.Tensor
+    hidden_size: int
+    intermediate_size: int
+    bits: tuple[float, float, float]
+    codebook: str
+
+    def __post_init__(self) -> None:
+        a = self.addresses
+        if a.dtype != torch.int64 or tuple(a.shape[1:]) != (3, 3) or not a.is_contiguous():
+            raise ValueError(
+                f"addresses must be contiguous int64 [experts, 3, 3], not {a.dtype} {list(a.shape)}"
+            )
+        for name in ("hidden_size", "intermediate_size"):
+            size = getattr(self, name)
+            if size <= 0 or size % reference.HADAMARD:
+                raise ValueError(
+                    f"{name} is {size}; EXL3 rotates blocks of {reference.HADAMARD}, so it must be"
+                    " a multiple of that: use another tensor-parallel size, or expert parallelism"
+                )
+        if len(self.bits) != len(PROJECTIONS):
+            raise ValueError(f"bits has {len(self.bits)} entries; gate, up and down make three")
+        for bits in self.bits:
+            check_format(bits, self.codebook)
+
+    @property
+    def experts(self) -> int:
+        return int(self.addresses.shape[0])
+
+    def addresses_of(self, expert: int) -> list[list[int]]:
+        """[3][3] addresses of one expert, as they are now. ValueError if one cannot be read."""
+        rows: list[list[int]] = self.addresses[expert].tolist()
+        for projection, row in zip(PROJECTIONS, rows, strict=True):
+            for part, address in zip(PARTS, row, strict=True):
+                if address == 0:
+                    raise ValueError(
+                        f"expert {expert} has no {projection}.{part}: its address is 0, so it was"
+                        " never loaded or has been taken away"
+                    )
+            if off := row[0] % TRELLIS_ALIGNMENT_BYTES:
+                raise ValueError(
+                    f"expert {expert}: {projection}.trellis is at {row[0]:#x}, {off} bytes off a"
+                    f" {TRELLIS_ALIGNMENT_BYTES}-byte line: lay experts out aligned"
+                )
+        return rows
+
+
+def experts(
+    x: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    table: ExpertTable,
+    *,
+    swiglu_limit: float | None = None,
+    weight_on_input: bool = False,
+) -> torch.Tensor:
+    """A layer's routed experts: sum over a token's picks of weight * down(silu(gate) * up).
+
+    x [T, H] float32, bfloat16 or float16 (float64 on a CPU); topk_weights float32 [T, k];
+    topk_ids int32 or int64 [T, k], rows of `table` (-1: an expert of another rank, adds nothing).
+    Returns [T, H] in x's dtype; rows without a pick here are 0. With `weight_on_input` the weight
+    scales the expert's input instead of its output.
+
+    Accumulates in float32 (float64 for float64), experts of a token in ascending order of row:
+    the bits of the result do not depend on where an expert lives. Reads each touched expert once:
+    (2*H*I*(K_gate + K_up + K_down)/2)/8 bytes of trellis and 6*(H + I) of scales.
+    """
+    _check(x, topk_weights, topk_ids, table, swiglu_limit)
+    if x.device.type != "cpu":
+        raise NotImplementedError(
+            f"experts on {x.device.type}: this release has only the reference op, for the CPU"
+        )
+    return reference.experts(
+        x,
+        topk_weights,
+        topk_ids,
+        table,
+        swiglu_limit=swiglu_limit,
+        weight_on_input=weight_on_input,
+    )
+
+
+def _check(
+    x: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    table: ExpertTable,
+    swiglu_limit: float | None,
+) -> None:
+    if x.ndim != 2 or x.shape[1] != table.hidden_size or x.dtype not in _ACTIVATIONS:
+        raise ValueError(
+            f"x must be floating [tokens, {table.hidden_size}], not {x.dtype} {list(x.shape)}"
+        )
+    if topk_ids.ndim != 2 or len(topk_ids) != len(x):
+        raise ValueError(f"topk_ids must be [{len(x)}, k], not {list(topk_ids.shape)}")
+    if topk_ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"topk_ids must be int32 or int64, not {topk_ids.dtype}")
+    if topk_weights.shape != topk_ids.shape or topk_weights.dtype != torch.float32:
+        raise ValueError(
+            f"topk_weights must be float32 {list(topk_ids.shape)} like topk_ids,"
+            f" not {topk_weights.dtype} {list(topk_weights.shape)}"
+        )
+    if len({t.device for t in (x, topk_weights, topk_ids, table.addresses)}) != 1:
+        raise ValueError(
+            f"x is on {x.device}, topk_weights on {topk_weights.device}, topk_ids on"
+            f" {topk_ids.device}, the table on {table.addresses.device}: they must share a device"
+        )
+    if swiglu_limit is not None and not swiglu_limit > 0:
+        raise ValueError(f"swiglu_limit is {swiglu_limit}; it must be positive, or None for none")
+    if x.device.type == "cpu" and topk_ids.numel():
+        low, high = int(topk_ids.min()), int(topk_ids.max())
+        if low < -1 or high >= table.experts:
+            raise ValueError(
+                f"topk_ids run from {low} to {high}; the table has rows 0 to {table.experts - 1},"
+                " and -1 is an expert of another rank"
+            )

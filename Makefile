@@ -1,0 +1,41 @@
+# `make` alone says what there is. Everything runs from .venv, made by the first command that needs it.
+PYTHON ?= python3
+BIN := .venv/bin
+PINS := $(wildcard constraints/*.txt) pyproject.toml constraints/install.py
+
+.DEFAULT_GOAL := help
+.PHONY: help demo check lint test fmt golden setup clean
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+demo: .venv/engine ## make a small model, plan it, serve it, answer a chat request (about 3 minutes)
+	@$(BIN)/appliance demo
+
+check: .venv/dev lint test ## every check and every test (about 20 minutes)
+
+lint: .venv/dev ## format, style, types and who imports whom
+	@echo "Format, style, types and imports"
+	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache > .venv/imports.log || (cat .venv/imports.log; exit 1)
+
+test: .venv/dev ## the tests alone
+	@$(BIN)/pytest
+
+fmt: .venv/dev ## fix format and simple style
+	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
+
+golden: .venv/dev ## write the expected reports again (then review the diff)
+	@MOE_APPLIANCE_GOLDEN=write $(BIN)/pytest -q tests/preflight tests/appliance
+
+setup: .venv/engine ## only make .venv (TORCH_INDEX=... for another index of torch builds)
+
+clean: ## remove .venv and the demo's files
+	rm -rf .venv .demo
+
+.venv/engine: $(PINS)
+	@$(PYTHON) constraints/install.py && touch $@
+
+.venv/dev: $(PINS)
+	@$(PYTHON) constraints/install.py --dev && touch .venv/engine $@

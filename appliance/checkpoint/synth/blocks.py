@@ -1,0 +1,89 @@
+"""What the families share: embedding, MLPs, experts, head, and the sizes of their values.
+
+Inputs of every linear have a root mean square near 1 (a norm comes before), and a weight drawn
+with gain g makes outputs of standard deviation g. Attention and MLPs add about 1 to a residual of
+about 1, so no layer is a bystander and none explodes. Router scores spread by ROUTER_GAIN, so
+tokens choose different experts; logits spread by HEAD_GAIN, so the best token leads clearly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+
+from appliance.checkpoint.synth import draw
+from appliance.checkpoint.synth.parts import Part, dense, exl3, splits_over_two_ranks
+from appliance.checkpoint.synth.spec import SynthSpec
+
+GATE_GAIN = 2.0
+OUTPUT_GAIN = 2.0  # an average over tokens or experts has shrunk the values before
+ROUTER_GAIN = 2.0
+HEAD_GAIN = 6.0
+CONTEXT = 8192
+
+
+def config(spec: SynthSpec) -> dict[str, object]:
+    return {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "hidden_act": "silu",
+        "hidden_size": spec.hidden_size,
+        "initializer_range": 0.02,
+        "intermediate_size": 2 * spec.hidden_size,
+        "max_position_embeddings": CONTEXT,
+        "moe_intermediate_size": spec.intermediate_size,
+        "num_attention_heads": spec.heads,
+        "num_experts_per_tok": spec.top_k,
+        "num_hidden_layers": spec.layers,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "vocab_size": spec.vocab_size,
+    }
+
+
+def embedding(spec: SynthSpec) -> Part:
+    shape = (spec.vocab_size, spec.hidden_size)
+    return Part("model.embed_tokens.weight", "BF16", shape, draw.normal(math.prod(shape), 1.0))
+
+
+def router(spec: SynthSpec, name: str) -> Iterator[Part]:
+    return dense(name, spec.hidden_size, spec.experts, gain=ROUTER_GAIN)
+
+
+def linear(
+    spec: SynthSpec, name: str, k: int, n: int, *, along: str, gain: float = 1.0
+) -> Iterator[Part]:
+    """EXL3 if it and its halves on two ranks are whole blocks of 128, else bf16."""
+    if splits_over_two_ranks(k, n, along=along):
+        return exl3(name, k, n, spec.dense_bits, spec.codebook, gain=gain)
+    return dense(name, k, n, gain=gain)
+
+
+def mlp(spec: SynthSpec, name: str, intermediate: int) -> Iterator[Part]:
+    hidden = spec.hidden_size
+    yield from linear(spec, f"{name}.gate_proj", hidden, intermediate, along="n", gain=GATE_GAIN)
+    yield from linear(spec, f"{name}.up_proj", hidden, intermediate, along="n")
+    yield from linear(spec, f"{name}.down_proj", intermediate, hidden, along="k", gain=OUTPUT_GAIN)
+
+
+def experts(spec: SynthSpec, name: str) -> Iterator[Part]:
+    hidden, inner, book = spec.hidden_size, spec.intermediate_size, spec.codebook
+    gate, up, down = spec.bits
+    for expert in range(spec.experts):
+        one = f"{name}.{expert}"
+        yield from exl3(f"{one}.gate_proj", hidden, inner, gate, book, gain=GATE_GAIN)
+        yield from exl3(f"{one}.up_proj", hidden, inner, up, book)
+        yield from exl3(f"{one}.down_proj", inner, hidden, down, book, gain=OUTPUT_GAIN)
+
+
+def head(spec: SynthSpec, quiet: Collection[int]) -> Iterator[Part]:
+    """lm_head; tokens in `quiet` get logits near 0 and so never win."""
+    size = (spec.hidden_size, spec.vocab_size)
+    if spec.quantise_head:
+        book = spec.codebook
+        return exl3("lm_head", *size, spec.head_bits, book, gain=HEAD_GAIN, quiet=quiet)
+    return dense("lm_head", *size, gain=HEAD_GAIN, quiet=quiet)

@@ -1,0 +1,71 @@
+"""`appliance`: parse, one call, render. Errors are caught here, once.
+
+Nothing heavy is imported before a command runs: every command imports what it calls.
+Exit codes: 0 fine, 1 failed, 2 wrong usage, 3 a check failed, 4 only warnings, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+from typer.exceptions import TyperException
+
+from appliance import render
+from appliance.cli import demo, planning, serving, weights
+from appliance.errors import ApplianceError
+
+app = typer.Typer(
+    help="Serve a very large mixture-of-experts model on a machine whose GPUs cannot hold it.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    epilog="--debug anywhere shows the traceback of an error.",
+)
+serving.register(app)
+demo.register(app)
+app.add_typer(planning.group, name="plan")
+app.add_typer(weights.group, name="weights")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code of one command line; whatever went wrong has been said."""
+    debug = "--debug" in arguments
+    words = [word for word in arguments if word != "--debug"]
+    try:
+        return app(words, prog_name="appliance", standalone_mode=False) or 0
+    except KeyboardInterrupt:
+        render.say("interrupted")
+        return 130
+    except BrokenPipeError:
+        # `appliance logs | head`: nobody reads any more, and nothing is wrong.
+        sys.stderr.close()
+        return 0
+    except TyperException as problem:
+        render.say(f"error: {problem.format_message()}")
+        render.say("  fix: appliance --help, or --help after the command")
+        return 2
+    except ApplianceError as problem:
+        if debug:
+            raise
+        render.error(problem)
+        return problem.exit_code
+    except OSError as problem:
+        if debug:
+            raise
+        # Said once for every file there is: a full disk, a missing folder, no permission.
+        where = f"{problem.filename}: " if problem.filename else ""
+        render.error(ApplianceError(f"{where}{problem.strerror or problem}"))
+        return 1
+    except Exception as problem:
+        if debug:
+            raise
+        render.say(f"error: {type(problem).__name__}: {problem}")
+        render.say("  this is a fault of the appliance: rerun with --debug for where it happened")
+        return 1
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))

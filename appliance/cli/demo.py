@@ -1,0 +1,130 @@
+"""demo: the whole road once, on a small model made on the spot."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from appliance import render
+from appliance.cli import options, serving
+from appliance.cli.view import home_rows
+from appliance.errors import ServeError
+from appliance.settings import read_settings
+
+if TYPE_CHECKING:
+    from appliance.serve.client import Client
+    from appliance.serve.state import Files, State
+
+NAME = "demo"
+QUESTION = "Where do idle experts wait?"
+ANSWER_TOKENS = 64
+STREAMS = 4
+CONTEXT_TOKENS = 2048
+HOST_SHARE = 0.5  # whatever the machine: both homes are to be seen
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(demo)
+
+
+def demo(
+    port: Annotated[int | None, typer.Option(help="Port to serve on (default 8000).")] = None,
+) -> None:
+    """Make a small model, plan it, serve it, ask it something, say where every expert lives."""
+    from appliance.serve.client import Client
+    from appliance.serve.keys import first_key
+
+    settings = read_settings()
+    files = serving.files_of(settings)
+    model = settings.state_dir.absolute() / "demo" / NAME
+    make_model(model)
+    state = running(files, model)
+    if state is None:
+        state = start(files, model, port)
+    else:
+        render.say(f"an earlier demo still serves on port {state.port}")
+    ask(Client(state.host, state.port, first_key(files.keys)))
+    say_where(files, state)
+
+
+def make_model(model: Path) -> None:
+    from appliance.checkpoint.synth import SynthSpec, synthesize
+
+    if model.exists():
+        render.say(f"the small model of an earlier demo is at {model}")
+        return
+    with render.Progress(f"making a small EXL3 model in {model}") as progress:
+        synthesize(
+            model, SynthSpec(), progress=lambda _, done, total: progress.advance(done, total)
+        )
+
+
+def running(files: Files, model: Path) -> State | None:
+    """The demo's appliance if it still serves."""
+    from appliance.serve import local
+
+    found = local.status(files)
+    here = found is not None and found.is_serving and found.state.model == model
+    return found.state if found is not None and here else None
+
+
+def start(files: Files, model: Path, port: int | None) -> State:
+    from appliance.plan.explain import show_lines
+    from appliance.plan.model import load_plan
+    from appliance.serve import local
+    from appliance.serve.prepare import Request, prepare
+    from appliance.settings import inherited_environment
+
+    policy = options.policy(
+        streams=STREAMS, context_tokens=CONTEXT_TOKENS, host_share=HOST_SHARE, tensor_parallel=1
+    )
+    wishes = serving.wishes_of(read_settings(), port=port, name=NAME)
+    with render.Progress("looking at this machine and planning every expert"):
+        spec = prepare(Request(model, None, policy), wishes, files)
+    render.say(f"the plan, in {spec.plan_path}:")
+    for line in show_lines(load_plan(spec.plan_path)):
+        render.say(f"  {line}")
+    with serving.watched() as observe:
+        return local.detach(serving.supervisor_argv(spec), spec, inherited_environment(), observe)
+
+
+def ask(client: Client) -> None:
+    """One streaming chat request through the OpenAI API, its text as it comes."""
+    body = {
+        "model": NAME,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": ANSWER_TOKENS,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    render.say(f"\nasking: {QUESTION}   (a model of random weights answers in random words)\n")
+    started, tokens = time.monotonic(), 0
+    for event in client.events("/v1/chat/completions", body):
+        for choice in event["choices"]:
+            render.piece(choice["delta"].get("content") or "")
+        tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+    render.data("")
+    if not tokens:
+        raise ServeError("the engine streamed an answer without a token")
+    render.say(f"\n{tokens} tokens in {render.duration(time.monotonic() - started)}")
+
+
+def say_where(files: Files, state: State) -> None:
+    from appliance.serve import local
+
+    found = local.status(files)
+    if found is None or found.engine is None:
+        raise ServeError("the engine does not say where its experts are")
+    program = sys.argv[0] if Path(sys.argv[0]).name == "appliance" else "appliance"
+    command = shlex.quote(program)
+    render.say("\nWhere every expert lives, and what was read from there for this one request:")
+    render.table(home_rows(found.engine))
+    render.say(f"\nEvery expert by name: {command} plan show {state.plan}")
+    render.say(f"It serves on {state.url}/v1 with the key in {state.keys}")
+    render.say(f"Stop it: {command} down")

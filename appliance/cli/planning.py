@@ -1,0 +1,87 @@
+"""plan make, show, ledger, explain: a plan without an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from appliance import render
+from appliance.cli import options
+
+group = typer.Typer(
+    help="Which expert lives where, and why.", no_args_is_help=True, rich_markup_mode=None
+)
+PlanPath = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json.")]
+Machine = Annotated[
+    Path | None,
+    typer.Option("--host", help="Plan for this recorded machine instead.", metavar="DIR"),
+]
+
+
+@group.command()
+def make(
+    model: Annotated[Path, typer.Option(help="Folder of an EXL3 checkpoint.", metavar="DIR")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where to write.")] = Path("plan.json"),
+    host: Machine = None,
+    tensor_parallel: options.TensorParallel = None,
+    expert_parallel: options.ExpertParallel = False,
+    streams: options.Streams = None,
+    context: options.Context = None,
+    host_share: options.HostShare = None,
+    heat: options.HeatFile = None,
+) -> None:
+    """Read the headers and the machine, give every expert a home, write plan.json."""
+    from appliance.checkpoint.exl3 import read_checkpoint
+    from appliance.plan.explain import show_lines
+    from appliance.plan.planner import plan as make_plan
+
+    policy = options.policy(
+        tensor_parallel=tensor_parallel,
+        expert_parallel=expert_parallel,
+        streams=streams,
+        context_tokens=context,
+        host_share=host_share,
+    )
+    counts = options.heat(heat)
+    with render.Progress("reading the checkpoint and the machine, planning"):
+        checkpoint = read_checkpoint(model.absolute())
+        made = make_plan(options.machine(host), checkpoint, counts, policy)
+    made.write(out)
+    for warning in checkpoint.warnings:
+        render.say(f"warning: {warning}")
+    for line in show_lines(made):
+        render.say(line)
+    render.data(str(out))
+
+
+@group.command()
+def show(plan: PlanPath, json: options.Json = False) -> None:
+    """A plan on one screen."""
+    from appliance.plan.explain import show_lines
+    from appliance.plan.model import load_plan
+
+    loaded = load_plan(plan)
+    if json:
+        render.as_json(loaded.model_dump(mode="json"))
+    else:
+        render.lines(show_lines(loaded))
+
+
+@group.command()
+def ledger(plan: PlanPath) -> None:
+    """Every byte of every rank, and whether all experts would have fitted."""
+    from appliance.plan.explain import ledger_lines
+    from appliance.plan.model import load_plan
+
+    render.lines(ledger_lines(load_plan(plan)))
+
+
+@group.command()
+def explain(plan: PlanPath, layer: int, expert: int, heat: options.HeatFile = None) -> None:
+    """Where one expert lives, and why."""
+    from appliance.plan.explain import explain as explained
+    from appliance.plan.model import load_plan
+
+    render.data(explained(load_plan(plan), layer, expert, options.heat(heat)))

@@ -1,0 +1,226 @@
+"""up, status, logs, down: one appliance on this host."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from appliance import render
+from appliance.cli import options
+from appliance.settings import Settings, inherited_environment, read_settings
+
+if TYPE_CHECKING:
+    from appliance.serve.run import StopRequest
+    from appliance.serve.spec import ServeSpec, Wishes
+    from appliance.serve.state import Files, State
+
+PlanFile = Annotated[
+    Path | None, typer.Option("--plan", help="Serve this plan instead of making one.")
+]
+Port = Annotated[int | None, typer.Option(help="Port to serve on (default 8000).")]
+HostName = Annotated[
+    str | None, typer.Option(help="Address to bind (default 127.0.0.1: this host only).")
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(up)
+    app.command()(status)
+    app.command()(logs)
+    app.command()(down)
+
+
+def files_of(settings: Settings) -> Files:
+    from appliance.serve.state import Files
+
+    return Files.of(settings.state_dir, settings.gateway_keys)
+
+
+def wishes_of(
+    settings: Settings, *, host: str | None = None, port: int | None = None, name: str | None = None
+) -> Wishes:
+    """The settings, and over them what the command line says."""
+    from appliance.serve.spec import Wishes
+
+    return Wishes(
+        engine_python=settings.engine_python,
+        host=host or settings.host,
+        port=port or settings.port,
+        served_name=name,
+        drain_seconds=settings.drain_seconds,
+        start_limit_seconds=settings.start_limit_seconds,
+        max_body_bytes=settings.gateway_max_body_bytes,
+        max_header_bytes=settings.gateway_max_header_bytes,
+    )
+
+
+def up(
+    model: options.Model = None,
+    plan: PlanFile = None,
+    host: HostName = None,
+    port: Port = None,
+    name: Annotated[str | None, typer.Option(help="Model name in the API.")] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once it serves.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the engine's exact command; start nothing.")
+    ] = False,
+    tensor_parallel: options.TensorParallel = None,
+    expert_parallel: options.ExpertParallel = False,
+    streams: options.Streams = None,
+    context: options.Context = None,
+    host_share: options.HostShare = None,
+    heat: options.HeatFile = None,
+) -> int:
+    """Plan a model on this machine, start the engine, prove it, serve it.
+
+    Without --model: what was served last time. Stop with Ctrl-C or `appliance down`.
+    """
+    from appliance.serve.prepare import Request, prepare
+
+    settings = read_settings()
+    policy = options.policy(
+        tensor_parallel=tensor_parallel,
+        expert_parallel=expert_parallel,
+        streams=streams,
+        context_tokens=context,
+        host_share=host_share,
+    )
+    request = Request(model, plan, policy, options.heat(heat), dry_run)
+    wishes = wishes_of(settings, host=host, port=port, name=name)
+    with render.Progress("reading the checkpoint, the machine and the plan"):
+        spec = prepare(request, wishes, files_of(settings))
+    if dry_run:
+        render.data(spec.command())
+        return 0
+    return start_detached(spec) if detach else supervise_here(spec)
+
+
+def start_detached(spec: ServeSpec) -> int:
+    """Start a supervisor of its own session, wait until it serves."""
+    from appliance.serve import local
+
+    with watched() as observe:
+        local.detach(supervisor_argv(spec), spec, inherited_environment(), observe)
+    return 0
+
+
+def supervisor_argv(spec: ServeSpec) -> list[str]:
+    """The command line that supervises exactly this spec in the foreground."""
+    return [
+        *(sys.executable, "-m", "appliance.cli", "up"),
+        *("--model", str(spec.model), "--plan", str(spec.plan_path), "--name", spec.served_name),
+        *("--host", spec.host, "--port", str(spec.port)),
+    ]
+
+
+def supervise_here(spec: ServeSpec) -> int:
+    """Serve in the foreground until a signal says stop."""
+    from appliance.serve.run import StopRequest
+    from appliance.serve.supervise import supervise
+
+    stop = StopRequest()
+    with stopping_on_signals(stop), watched() as observe:
+        last = supervise(spec, inherited_environment(), observe, stop)
+    render.say(last.message or "stopped")
+    return 130 if stop.number == signal.SIGINT else 0
+
+
+@contextmanager
+def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
+    before = {n: signal.signal(n, stop.ask) for n in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def watched() -> Iterator[Watch]:
+    watch = Watch()
+    try:
+        yield watch
+    finally:
+        watch.close()
+
+
+class Watch:
+    """Shows each phase of a start or a stop as it comes; called with the state again and again."""
+
+    WORDS = {  # noqa: RUF012 (never changed)
+        "starting": "starting the engine and loading the weights",
+        "proving": "proving the engine",
+        "draining": "waiting for accepted requests to finish",
+    }
+
+    def __init__(self) -> None:
+        self._phase: str | None = None
+        self._progress: render.Progress | None = None
+
+    def __call__(self, state: State) -> None:
+        if state.phase == self._phase:
+            return
+        self.close()
+        self._phase = state.phase
+        if state.phase in self.WORDS:
+            expected = state.expected_load_seconds if state.phase == "starting" else None
+            self._progress = render.Progress(self.WORDS[state.phase], expected)
+            self._progress.__enter__()
+        elif state.phase in ("ready", "unproved"):
+            self._serving(state)
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.__exit__(None, None, None)
+            self._progress = None
+
+    def _serving(self, state: State) -> None:
+        render.say(f"{state.words}: {state.message}")
+        render.say(f"{state.served_name} on {state.url}/v1, API key in {state.keys}")
+
+
+def status(json: options.Json = False) -> int:
+    """What runs, since when, where every expert lives, what crossed from host memory."""
+    from appliance.cli.view import status_rows
+    from appliance.serve import local
+
+    found = local.status(files_of(read_settings()))
+    if found is None:
+        if json:
+            render.as_json(None)
+        render.say("nothing was ever started from this state directory")
+        return 3
+    if json:
+        render.as_json(found.as_json())
+    else:
+        render.table(status_rows(found))
+    return 0 if found.is_serving else 3
+
+
+def logs(
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="New lines as they come.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="How many, from the end.")] = 50,
+) -> None:
+    """The engine's log."""
+    from appliance.serve import local
+
+    path = files_of(read_settings()).engine_log
+    for line in local.log_lines(path, lines, follow=lambda: follow):
+        render.data(line)
+
+
+def down() -> int:
+    """Refuse new requests, let accepted ones finish, stop the engine."""
+    from appliance.serve import local
+
+    settings = read_settings()
+    with watched() as observe:
+        last = local.stop(files_of(settings), observe, limit_seconds=settings.drain_seconds + 60.0)
+    render.say("nothing was running" if last is None else last.message or "stopped")
+    return 0

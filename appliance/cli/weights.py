@@ -1,0 +1,65 @@
+"""weights synth, weights show: checkpoints on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from appliance import render
+from appliance.cli import options
+
+group = typer.Typer(
+    help="Checkpoints: what one holds, or make a small one.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+Number = int | None
+Triple = tuple[float, float, float]
+
+
+@group.command()
+def synth(
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    family: Annotated[str | None, typer.Option(help="qwen3_moe or deepseek_v3.")] = None,
+    layers: Number = None,
+    dense_layers: Number = None,
+    experts: Number = None,
+    top_k: Number = None,
+    hidden_size: Number = None,
+    intermediate_size: Number = None,
+    bits: Annotated[
+        Triple | None, typer.Option(help="K of gate, up and down.", metavar="GATE UP DOWN")
+    ] = None,
+    codebook: Annotated[str | None, typer.Option(help="3inst, mcg or mul1.")] = None,
+    seed: Number = None,
+) -> None:
+    """Make a small valid EXL3 checkpoint that the engine can serve. Same options, same bytes."""
+    from appliance.checkpoint.synth import SynthSpec, synthesize
+
+    asked = {name: value for name, value in locals().items() if name in SynthSpec.__slots__}
+    spec = SynthSpec(**{name: value for name, value in asked.items() if value is not None})
+    with render.Progress(f"making a {spec.family} checkpoint in {out}") as progress:
+        synthesize(out, spec, progress=lambda what, done, total: progress.advance(done, total))
+    render.data(str(out))
+
+
+@group.command()
+def show(
+    model: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a checkpoint.")],
+    json: options.Json = False,
+) -> None:
+    """What a checkpoint holds, from its headers alone: layers, experts, bits, exact bytes."""
+    from appliance.checkpoint.exl3 import read_checkpoint
+    from appliance.cli.view import checkpoint_rows
+
+    with render.Progress(f"reading the headers of {model}"):
+        checkpoint = read_checkpoint(model.absolute())
+    for warning in checkpoint.warnings:
+        render.say(f"warning: {warning}")
+    rows = checkpoint_rows(checkpoint)
+    if json:
+        render.as_json(dict(rows))
+    else:
+        render.table([(n, render.size(v) if v and n.endswith("bytes") else v) for n, v in rows])

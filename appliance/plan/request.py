@@ -1,0 +1,81 @@
+"""What the operator asks a plan for. Every impossible value is refused here, in one sentence."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from appliance.errors import UsageError
+
+_POSITIVE = ("tensor_parallel", "streams", "conversations", "context_tokens",
+             "prefill_chunk_tokens", "device_capacity_bytes")  # fmt: skip
+_NOT_NEGATIVE = ("cache_slots", "host_reserve_bytes", "reserve_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The request. None means: the planner chooses, and a note of the plan says what it chose.
+
+    device                 cuda, cpu, or None: cuda where the host has a GPU
+    tensor_parallel        ranks; None: every GPU of the host, one on the CPU
+    expert_parallel        whole experts per rank instead of a slice of every expert
+    streams                requests that decode at once
+    conversations          contexts the KV cache holds, at least `streams`; None: twice as many,
+                           so that for each that decodes one waits, kept, for its next turn
+    context_tokens         longest conversation; None: the model's own limit, at most 262,144
+    host_share             share of the experts to put on the host: 0 all resident, 1 none.
+                           None: as many resident as fit (half of them on a machine without a GPU)
+    cache_slots            spare device slots a layer for experts that become hot
+    device_capacity_bytes  use this much of each device instead of what it has
+    reserve_bytes          left free on each device; None: 8 % on a GPU, nothing on the CPU
+    host_reserve_bytes     host memory left for the engine process of one rank and the system
+    link_bytes_per_second  measured host reads, one value per rank; None: from the link's kind
+    """
+
+    device: Literal["cuda", "cpu"] | None = None
+    tensor_parallel: int | None = None
+    expert_parallel: bool = False
+    streams: int = 6
+    conversations: int | None = None
+    context_tokens: int | None = None
+    prefill_chunk_tokens: int = 8192
+    draft: bool = False
+    host_share: float | None = None
+    cache_slots: int = 0
+    device_capacity_bytes: int | None = None
+    reserve_bytes: int | None = None
+    host_reserve_bytes: int | None = None
+    link_bytes_per_second: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is {value}: it must be at least 1")
+        for name in _NOT_NEGATIVE:
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise UsageError(f"{name} is {value}: it cannot be negative")
+        if self.host_share is not None and not 0 <= self.host_share <= 1:
+            raise UsageError(
+                f"host_share is {self.host_share}: it is a share of the experts, from 0 to 1"
+            )
+        for rate in self.link_bytes_per_second or ():
+            if not (math.isfinite(rate) and rate > 0):
+                raise UsageError(f"a link of {rate} bytes per second is not a link")
+        if self.conversations is not None and self.conversations < self.streams:
+            raise UsageError(
+                f"{self.conversations} conversations cannot feed {self.streams} streams",
+                fix=f"ask for at least {self.streams} conversations or fewer streams",
+            )
+
+    @property
+    def kept_conversations(self) -> int:
+        return self.conversations or 2 * self.streams
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,82 @@
+"""Does the host have the memory a plan pins? Asked before a byte is loaded.
+
+Pages that are pinned cannot be reclaimed, and a machine that pins more than is truly free hangs
+(FACTS section 5, 1). So GPU plans are held against MemFree and the control group's limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from appliance.errors import DoesNotFit, PlanError
+from appliance.plan.budget import ON_HOST
+from appliance.plan.model import RankPlan
+from preflight.host import Host
+
+GIB = 1 << 30
+UNLIMITED = -1
+
+
+def refuse_short_host(host: Host, ranks: Sequence[RankPlan]) -> None:
+    """Raises DoesNotFit when all ranks together need more memory than the host can give."""
+    on_cpu = ranks[0].device == "cpu"
+    need = sum(rank.total_bytes("host") for rank in ranks)
+    if on_cpu:
+        need += sum(rank.total_bytes("device") for rank in ranks)
+    free, what = _free(host, on_cpu)
+    if free is None:
+        raise PlanError("the free memory of this host could not be read",
+                        fix="run appliance preflight and plan from its facts")  # fmt: skip
+    if need > free:
+        raise DoesNotFit(
+            f"the plan takes {need / GIB:.2f} GiB of host memory over {len(ranks)} ranks and "
+            f"{free / GIB:.2f} GiB are {what}: {(need - free) / GIB:.2f} GiB short",
+            fix=_way_out(host, need, on_cpu),
+        )
+    limit = host.limits.cgroup_memory_max_bytes
+    if limit is not None and limit != UNLIMITED and need > limit:
+        raise DoesNotFit(
+            f"the plan takes {need / GIB:.2f} GiB of host memory over {len(ranks)} ranks and the "
+            f"control group allows {limit / GIB:.2f} GiB (memory.max)",
+            fix="raise the memory limit of the container or service",
+        )
+    if not on_cpu:
+        _refuse_short_node(host, ranks)
+
+
+def _refuse_short_node(host: Host, ranks: Sequence[RankPlan]) -> None:
+    """Experts are bound to the memory node of the card that reads them."""
+    for node in host.numa_nodes:
+        mine = [rank for rank in ranks if rank.numa_node == node.index]
+        need = sum(
+            line.size_bytes for rank in mine for line in rank.ledger
+            if line.part == ON_HOST
+        )  # fmt: skip
+        if node.memory_free_bytes is not None and need > node.memory_free_bytes:
+            raise DoesNotFit(
+                f"memory node {node.index} has {node.memory_free_bytes / GIB:.2f} GiB free and the "
+                f"experts of {len(mine)} card(s) beside it take {need / GIB:.2f} GiB",
+                fix="free memory on that node, or give those cards fewer host experts",
+            )
+
+
+def _free(host: Host, on_cpu: bool) -> tuple[int | None, str]:
+    if on_cpu:
+        return host.memory_available_bytes, "available"
+    nodes = [node.memory_free_bytes for node in host.numa_nodes if node.memory_total_bytes != 0]
+    known = [free for free in nodes if free is not None]
+    if known and len(known) == len(nodes):
+        return sum(known), "free"
+    return host.memory_available_bytes, "available (free memory per node is unknown)"
+
+
+def _way_out(host: Host, need: int, on_cpu: bool) -> str:
+    available = host.memory_available_bytes
+    if not on_cpu and available is not None and available >= need:
+        return (
+            f"{available / GIB:.2f} GiB are available once the page cache is dropped: "
+            "sync; echo 3 > /proc/sys/vm/drop_caches"
+        )
+    if on_cpu:
+        return "stop other programs, or serve a smaller model"
+    return "add memory, a card, or use a package with fewer bits"

@@ -1,0 +1,140 @@
+"""The only place that prints: data on stdout, talk on stderr, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+from appliance.errors import ApplianceError
+
+BAR_CELLS = 24
+DRAW_SECONDS = 0.2
+BAR_AFTER_SECONDS = 1.0  # what takes less needs no bar
+LINE_EVERY_SECONDS = 30.0  # where stderr is no terminal
+
+
+def data(text: str) -> None:
+    """A line on stdout: what the command was asked for."""
+    print(text, flush=True)
+
+
+def lines(texts: Iterable[str]) -> None:
+    for text in texts:
+        data(text)
+
+
+def piece(text: str) -> None:
+    """A piece of a line on stdout, as it streams."""
+    print(text, end="", flush=True)
+
+
+def as_json(value: object) -> None:
+    print(json.dumps(value, indent=1, ensure_ascii=False, default=str), flush=True)
+
+
+def say(text: str) -> None:
+    """A line on stderr: what is happening."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def error(problem: ApplianceError) -> None:
+    say(f"error: {problem.message}")
+    if problem.fix is not None:
+        say(f"  fix: {problem.fix}")
+
+
+def size(size_bytes: int) -> str:
+    """Bytes for people: `309.3 GiB`, `4.5 MiB`, `12 B`."""
+    for unit, scale in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if abs(size_bytes) >= 1 << scale:
+            return f"{size_bytes / (1 << scale):,.1f} {unit}"
+    return f"{size_bytes} B"
+
+
+def duration(seconds: float) -> str:
+    """`0.4 s`, `38 s`, `2 min 05 s`, `3 h 12 min`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+class Progress:
+    """What is being done and how far it is: a bar on a terminal, plain lines elsewhere.
+
+    The bar follows `advance(done, total)` where that is called; else the clock against
+    `expected_seconds`; else only the time that has passed is shown.
+    """
+
+    def __init__(self, what: str, expected_seconds: float | None = None) -> None:
+        self.what = what
+        self._expected = expected_seconds
+        self._share: float | None = None
+        self._started = time.monotonic()
+        self._over = threading.Event()
+        self._on_terminal = sys.stderr.isatty()
+        self._thread = threading.Thread(target=self._draw, daemon=True)
+
+    def advance(self, done: float, total: float) -> None:
+        self._share = min(1.0, done / total) if total else None
+
+    def __enter__(self) -> Progress:
+        if not self._on_terminal:
+            about = f" (about {duration(self._expected)})" if self._expected else ""
+            say(f"{self.what}{about}")
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        seconds = duration(time.monotonic() - self._started)
+        end = f"{self.what}: {seconds}" if kind is None else f"{self.what}: failed after {seconds}"
+        say(f"\r\x1b[2K{end}" if self._on_terminal else f"  {end}")
+
+    def _draw(self) -> None:
+        every = DRAW_SECONDS if self._on_terminal else LINE_EVERY_SECONDS
+        while not self._over.wait(every):
+            seconds = time.monotonic() - self._started
+            if not self._on_terminal:
+                say(f"  {self.what}: {duration(seconds)} so far")
+            elif seconds >= BAR_AFTER_SECONDS:
+                print(f"\r\x1b[2K{self._bar(seconds)}", end="", file=sys.stderr, flush=True)
+
+    def _bar(self, seconds: float) -> str:
+        share = self._share
+        if share is None and self._expected:
+            # Time alone never says that the work is done.
+            share = min(0.99, seconds / self._expected)
+        if share is None:
+            return f"{self.what}: {duration(seconds)}"
+        full = round(share * BAR_CELLS)
+        cells = "█" * full + "·" * (BAR_CELLS - full)
+        about = f" of about {duration(self._expected)}" if self._expected else ""
+        return f"{self.what} {cells} {share:4.0%}  {duration(seconds)}{about}"
+
+
+def table(rows: list[tuple[str, Any]]) -> None:
+    """Name and value, aligned, on stdout; rows whose value is None are left out."""
+    shown = [
+        (name, f"{value:,}" if isinstance(value, int) else str(value))
+        for name, value in rows
+        if value is not None
+    ]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        data(f"{name:<{width}}  {value}")

@@ -1,0 +1,113 @@
+"""The engine's HTTP server as the supervisor sees it. Standard library only; never a proxy."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from appliance.errors import ServeError
+
+EVENT_SECONDS = 600.0  # from one piece of a stream to the next
+ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+@dataclass(frozen=True)
+class Client:
+    """One server and one key. Every method raises ServeError with the path and the reason."""
+
+    host: str
+    port: int
+    key: str
+    timeout_seconds: float = 10.0
+
+    def is_healthy(self) -> bool:
+        """GET /health says 200. It says so while the engine hangs, too: this is not proof."""
+        try:
+            self._text("GET", "/health", None, 5.0)
+        except ServeError:
+            return False
+        return True
+
+    def get(self, path: str) -> Any:
+        return self._json("GET", path, None, self.timeout_seconds)
+
+    def post(self, path: str, body: object = None, *, timeout_seconds: float | None = None) -> Any:
+        return self._json("POST", path, body, timeout_seconds or self.timeout_seconds)
+
+    def metric(self, name: str) -> float | None:
+        """The sum over all label sets of a sample of /metrics; None where it is not there."""
+        found = None
+        for line in self._text("GET", "/metrics", None, self.timeout_seconds).splitlines():
+            if line.startswith((name + "{", name + " ")):
+                found = (found or 0.0) + float(line.rpartition(" ")[2])
+        return found
+
+    def events(self, path: str, body: object) -> Iterator[Any]:
+        """POST and yield each server-sent event's JSON as it arrives, up to [DONE]."""
+        with self._answer("POST", path, body, timeout_seconds=EVENT_SECONDS) as answer:
+            for line in _lines(answer, path):
+                if line == "data: [DONE]":
+                    return
+                if line.startswith("data: "):
+                    yield json.loads(line.removeprefix("data: "))
+        raise ServeError(f"the stream of {path} ended early")
+
+    def _json(self, method: str, path: str, body: object, timeout_seconds: float) -> Any:
+        text = self._text(method, path, body, timeout_seconds)
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ServeError(f"{method} {path} answered something else than JSON") from error
+
+    def _text(self, method: str, path: str, body: object, timeout_seconds: float) -> str:
+        with self._answer(method, path, body, timeout_seconds=timeout_seconds) as answer:
+            try:
+                return answer.read().decode("utf-8")
+            except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
+                raise ServeError(f"{method} {path} was cut off: {error}") from error
+
+    @contextmanager
+    def _answer(
+        self, method: str, path: str, body: object, *, timeout_seconds: float
+    ) -> Iterator[http.client.HTTPResponse]:
+        address = ANY_ADDRESS.get(self.host, self.host)
+        connection = http.client.HTTPConnection(address, self.port, timeout=timeout_seconds)
+        headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
+        payload = None if body is None else json.dumps(body)
+        try:
+            try:
+                connection.request(method, path, body=payload, headers=headers)
+                answer = connection.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                raise ServeError(f"{method} {path} got no answer: {error or 'closed'}") from error
+            if answer.status >= 300:
+                reason = _reason(answer.read(4096))
+                raise ServeError(f"{method} {path} answered {answer.status}: {reason}")
+            yield answer
+        finally:
+            connection.close()
+
+
+def _lines(answer: http.client.HTTPResponse, path: str) -> Iterator[str]:
+    while True:
+        try:
+            raw = answer.readline()
+        except (OSError, http.client.HTTPException) as error:
+            raise ServeError(f"the stream of {path} was cut off: {error}") from error
+        if not raw:
+            return
+        yield raw.decode("utf-8").strip()
+
+
+def _reason(body: bytes) -> str:
+    """The message of an OpenAI-style error, else the first line of whatever it is."""
+    text = body.decode("utf-8", errors="replace").strip()
+    try:
+        message = json.loads(text)["error"]["message"]
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return (text.splitlines() or ["no reason given"])[0][:300]
+    return str(message)

@@ -1,0 +1,58 @@
+"""The engine's log: its last lines, and the one line of them that says what went wrong."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+# (EngineCore pid=12) ERROR 11-29 16:43:35 [core.py:1234] ValueError: ...
+_PREFIX = re.compile(
+    r"^(\(.{1,80}? pid=\d+\)\s*)?((ERROR|WARNING|INFO|CRITICAL) [\d-]+ [\d:]+ \[[^\]]*\]\s*)?"
+)
+_EXCEPTION = re.compile(
+    r"^([A-Za-z_]\w*\.)*(?P<name>\w*(Error|Exception|Exit|Interrupt)|DoesNotFit|CheckFailed)"
+    r"(: (?P<text>.+))?$"
+)
+# What one process says about the death of another: never the cause.
+_CONSEQUENCES = (
+    "Engine core initialization failed",
+    "WorkerProc initialization failed",
+    "EngineCore encountered an issue",
+    "Executor failed",
+    "EngineDeadError",
+    "cancelled",
+)
+_TAIL_BYTES = 256 << 10
+
+
+def tail(path: Path, lines: int) -> list[str]:
+    """The last lines of a log; none where there is no log."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    return text.splitlines()[-lines:] if lines > 0 else []
+
+
+def cause(path: Path) -> str | None:
+    """The last exception that is no mere consequence, as `Name: text`; None where none is seen."""
+    for line in reversed(tail(path, 5000)):
+        plain = _PREFIX.sub("", line, count=1)
+        match = _EXCEPTION.match(plain)
+        if match and not any(words in plain for words in _CONSEQUENCES):
+            text = match["text"]
+            return match["name"] if text is None else f"{match['name']}: {text}"[:600]
+    return None
+
+
+def exit_words(code: int) -> str:
+    """`exited with status 1`, or what signal ended it and what usually sends that one."""
+    if code >= 0:
+        return f"exited with status {code}"
+    name = signal.Signals(-code).name
+    hint = "; the kernel does that when memory runs out (see dmesg)" if name == "SIGKILL" else ""
+    return f"was ended by {name}{hint}"

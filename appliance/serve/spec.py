@@ -1,0 +1,160 @@
+"""Plan -> ServeSpec: the exact engine command, its environment and its files. Pure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.errors import UsageError
+from appliance.plan.model import Plan
+from appliance.serve.state import Files
+
+# Inherited variables that would open or close doors behind the gateway's back.
+REMOVED_VARIABLES = ("VLLM_API_KEY", "VLLM_SERVER_DEV_MODE", "VLLM_DEBUG_LOG_API_SERVER_RESPONSE")
+
+# A start is imports and process launches, then one pass over the weights, then pinning.
+ENGINE_START_SECONDS = 40.0  # the CPU engine over HTTP takes 30 to 60 s to ready (ENGINE.md)
+READ_BYTES_PER_SECOND = 1.0e9
+PIN_SECONDS_PER_GIB = 0.05  # huge pages, touched and registered (FACTS section 3)
+SLOWEST_READ_BYTES_PER_SECOND = 100e6
+SLOWEST_START_SECONDS = 300.0
+
+# Known answers come from float32. A 16-bit type keeps 8 to 11 bits of a logit: leads smaller than
+# this say nothing there. Derived from the types, not yet measured on a GPU.
+CLEAR_LEAD = {"cpu": 0.0, "cuda": 0.25}
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the operator decides about serving and the plan does not say."""
+
+    engine_python: str
+    host: str
+    port: int
+    served_name: str | None = None
+    drain_seconds: float = 60.0
+    start_limit_seconds: float | None = None
+    max_body_bytes: int = 64 << 20
+    max_header_bytes: int = 32 << 10
+
+
+@dataclass(frozen=True)
+class ServeSpec:
+    """All there is to know to start the engine; `environment` is added to the inherited one."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    files: Files
+    host: str
+    port: int
+    model: Path
+    served_name: str
+    plan_path: Path
+    plan_digest: str
+    load_seconds: float
+    start_limit_seconds: float
+    drain_seconds: float
+    clear_lead: float
+
+    def command(self) -> str:
+        """The command as a shell would take it. Holds no secret: keys are named by their files."""
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        removed = [f"-u {name}" for name in REMOVED_VARIABLES]
+        return " ".join(["env", *removed, *variables, shlex.join(self.argv)])
+
+
+def spec(plan: Plan, model: Path, plan_path: Path, wishes: Wishes, files: Files) -> ServeSpec:
+    """The engine of this plan. Paths come out absolute. Raises UsageError on a mixed plan."""
+    devices = {rank.device for rank in plan.ranks}
+    if len(devices) != 1:
+        raise UsageError(f"the plan mixes devices over its ranks: {', '.join(sorted(devices))}")
+    model, plan_path = model.absolute(), plan_path.absolute()
+    name = wishes.served_name or model.name
+    load_seconds = _load_seconds(plan)
+    return ServeSpec(
+        argv=_argv(plan, wishes, model=model, plan_path=plan_path, name=name),
+        environment=_environment(plan, wishes, files),
+        files=files,
+        host=wishes.host,
+        port=wishes.port,
+        model=model,
+        served_name=name,
+        plan_path=plan_path,
+        plan_digest=plan.digest,
+        load_seconds=load_seconds,
+        start_limit_seconds=wishes.start_limit_seconds or _start_limit_seconds(plan),
+        drain_seconds=wishes.drain_seconds,
+        clear_lead=CLEAR_LEAD[plan.ranks[0].device],
+    )
+
+
+def _argv(
+    plan: Plan, wishes: Wishes, *, model: Path, plan_path: Path, name: str
+) -> tuple[str, ...]:
+    ours = {"appliance": {"plan": str(plan_path), "checkpoint": str(model)}}
+    argv = [
+        wishes.engine_python,
+        # Without -P a folder of the working directory could shadow a package.
+        *("-P", "-m", "vllm.entrypoints.cli.main", "serve", str(model)),
+        *("--host", wishes.host, "--port", str(wishes.port)),
+        *("--served-model-name", name),
+        *("--max-model-len", str(plan.serving.context_tokens)),
+        *("--max-num-seqs", str(plan.serving.streams)),
+        *("--max-num-batched-tokens", str(_batched_tokens(plan))),
+        *("--kv-cache-memory-bytes", str(plan.serving.kv_cache_bytes)),
+        *("--tensor-parallel-size", str(plan.tensor_parallel)),
+        *("--enable-expert-parallel",) * plan.expert_parallel,
+        *_device_arguments(plan),
+        *("--additional-config", json.dumps(ours)),
+        *("--worker-extension-cls", "appliance.engine.worker.WorkerExtension"),
+        *("--middleware", "appliance.gateway.Gateway"),
+        # One API process: the gateway's admission and its count of requests live in it.
+        *("--api-server-count", "1"),
+        "--disable-fastapi-docs",
+        "--disable-uvicorn-access-log",
+        *("--shutdown-timeout", str(round(wishes.drain_seconds))),
+    ]
+    if plan.serving.kv_block_tokens is not None:
+        argv += ["--block-size", str(plan.serving.kv_block_tokens)]
+    return tuple(argv)
+
+
+def _batched_tokens(plan: Plan) -> int:
+    # The engine refuses fewer tokens in a step than it may have streams.
+    return max(plan.serving.prefill_chunk_tokens, plan.serving.streams)
+
+
+def _device_arguments(plan: Plan) -> tuple[str, ...]:
+    if plan.ranks[0].device == "cpu":
+        # The reference ops are float32 and not compiled.
+        return ("--dtype", "float32", "--enforce-eager")
+    return ()
+
+
+def _environment(plan: Plan, wishes: Wishes, files: Files) -> dict[str, str]:
+    environment = {
+        "APPLIANCE_GATEWAY_KEYS": str(files.keys),
+        "APPLIANCE_GATEWAY_CONTROL_KEY": str(files.control_key),
+        "APPLIANCE_GATEWAY_MAX_BODY_BYTES": str(wishes.max_body_bytes),
+        "APPLIANCE_GATEWAY_MAX_HEADER_BYTES": str(wishes.max_header_bytes),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_DO_NOT_TRACK": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_PLUGINS": "appliance",
+    }
+    if plan.ranks[0].device == "cpu":
+        environment["VLLM_TARGET_DEVICE"] = "cpu"
+    return environment
+
+
+def _load_seconds(plan: Plan) -> float:
+    host_gib = sum(rank.total_bytes("host") for rank in plan.ranks) / (1 << 30)
+    reading = plan.model.size_bytes / READ_BYTES_PER_SECOND
+    return round(ENGINE_START_SECONDS + reading + host_gib * PIN_SECONDS_PER_GIB, 1)
+
+
+def _start_limit_seconds(plan: Plan) -> float:
+    return SLOWEST_START_SECONDS + plan.model.size_bytes / SLOWEST_READ_BYTES_PER_SECOND

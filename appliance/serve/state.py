@@ -1,0 +1,179 @@
+"""The state directory of one appliance, and the state file in it that everybody reads."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from appliance import process
+from appliance.errors import ServeError
+
+Phase = Literal["starting", "proving", "ready", "unproved", "draining", "stopped", "failed"]
+SERVING: tuple[Phase, ...] = ("ready", "unproved")
+ENDED: tuple[Phase, ...] = ("stopped", "failed")
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where everything of one appliance is."""
+
+    folder: Path
+    keys: Path
+
+    @classmethod
+    def of(cls, folder: Path, keys: Path | None = None) -> Files:
+        folder = folder.absolute()
+        return cls(folder=folder, keys=keys.absolute() if keys else folder / "keys")
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / "lock"
+
+    @property
+    def plan(self) -> Path:
+        return self.folder / "plan.json"
+
+    @property
+    def control_key(self) -> Path:
+        return self.folder / "control-key"
+
+    @property
+    def engine_log(self) -> Path:
+        return self.folder / "engine.log"
+
+    @property
+    def supervisor_log(self) -> Path:
+        return self.folder / "supervisor.log"
+
+
+class State(BaseModel):
+    """One appliance now. Times are seconds since 1970; identities as process.identity gives."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Literal[1] = 1
+    phase: Phase
+    since: float
+    supervisor_pid: int
+    supervisor_identity: str
+    engine_pid: int | None = None
+    engine_identity: str | None = None
+    host: str
+    port: int
+    model: Path
+    served_name: str
+    plan: Path
+    plan_digest: str
+    log: Path
+    keys: Path
+    expected_load_seconds: float
+    ready_after_seconds: float | None = None
+    message: str | None = None
+    fix: str | None = None
+
+    @property
+    def supervisor_is_running(self) -> bool:
+        return process.is_running(self.supervisor_pid, self.supervisor_identity)
+
+    @property
+    def engine_is_running(self) -> bool:
+        if self.engine_pid is None or self.engine_identity is None:
+            return False
+        return process.is_running(self.engine_pid, self.engine_identity)
+
+    @property
+    def words(self) -> str:
+        """The phase for people."""
+        return "serving, answers unproved" if self.phase == "unproved" else self.phase
+
+    @property
+    def url(self) -> str:
+        """Where clients on this host reach it."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been in this phase."""
+        return max(0.0, time.time() - self.since)
+
+
+def read_state(files: Files) -> State | None:
+    """The last state written, None where there never was one. Raises ServeError if unreadable."""
+    try:
+        return State.model_validate_json(files.state.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise ServeError(
+            f"cannot make sense of the state file {files.state}",
+            fix="if no appliance runs here, remove that file",
+        ) from error
+
+
+def write_state(files: Files, state: State) -> None:
+    write_aside(files.state, json.dumps(state.model_dump(mode="json"), indent=1) + "\n")
+
+
+def write_aside(path: Path, text: str) -> None:
+    """Write mode 0600 beside, sync, rename. Raises ServeError with the system's reason."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise ServeError(f"cannot write {path}: {error.strerror}") from error
+
+
+def make_folder(files: Files) -> None:
+    """The state directory, closed to other users. Raises ServeError with the system's reason."""
+    try:
+        files.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ServeError(
+            f"cannot make the state directory {files.folder}: {error.strerror}",
+            fix="set APPLIANCE_STATE_DIR to a directory you may write",
+        ) from error
+
+
+@contextmanager
+def only_supervisor(files: Files) -> Iterator[None]:
+    """Hold the state directory's lock: the kernel drops it when the supervisor ends, however."""
+    descriptor = os.open(files.lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise already_running(files) from error
+    finally:
+        os.close(descriptor)
+
+
+def already_running(files: Files) -> ServeError:
+    state = read_state(files)
+    what = (
+        "an appliance" if state is None else f"{state.served_name} (process {state.supervisor_pid})"
+    )
+    where = "" if state is None else f" on port {state.port}"
+    return ServeError(
+        f"{what} already runs from {files.folder}{where}",
+        fix="stop it with `appliance down`, or set APPLIANCE_STATE_DIR to run another one",
+    )

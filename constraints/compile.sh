@@ -1,0 +1,12 @@
+#!/bin/sh
+# Write the pins again after editing a .in file (needs uv). No addresses are recorded.
+set -eu
+cd "$(dirname "$0")"
+compile() {
+    uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header \
+        --no-annotate "$@"
+}
+# The engine's list is complete by itself (ENGINE: three packages left out crash its import).
+compile --no-deps engine-cpu.in -o engine-cpu.txt
+compile -c engine-cpu.in base.in -o base.txt
+compile -c engine-cpu.in base.in dev.in -o dev.txt

@@ -1,0 +1,103 @@
+"""The byte ledger: exact, and in agreement with the public figures of the reference deployment."""
+
+import re
+
+from plan_builders import GIB, checkpoint, deepseek_v41_flash, expert, gpu, host, layer
+
+from appliance.plan.budget import Demand, activation_bytes
+from appliance.plan.explain import ledger_lines, show_lines
+from appliance.plan.kv import kv_cost
+from appliance.plan.model import Plan, RankPlan
+from appliance.plan.planner import Policy, plan
+from appliance.plan.split import scale_bytes, share_of
+
+TWO_CARDS = host((gpu(0), gpu(1, numa_node=1)))
+
+
+def weights(rank: RankPlan) -> int:
+    return sum(i.size_bytes for i in rank.ledger if (i.home, i.source) == ("device", "header"))
+
+
+def on_host(made: Plan) -> int:
+    return sum(len(placement.host_experts) for placement in made.ranks[0].layers)
+
+
+def test_experts_of_the_reference_model_weigh_what_the_public_says() -> None:
+    assert expert(5120, 2304).size_bytes == 13_315_596
+    total = sum(la.size_bytes for la in deepseek_v41_flash().layers)
+    assert round(total / GIB, 2) == 190.48
+
+
+def test_all_resident_the_reference_model_needs_about_102_gib_a_card() -> None:
+    made = plan(TWO_CARDS, deepseek_v41_flash(), None, Policy())
+    rank = made.ranks[0]
+    moved = sum(i.size_bytes for i in rank.ledger if i.part == "routed experts, on host")
+    assert 101.6 < (weights(rank) + moved) / GIB < 102.4
+
+
+def test_the_reference_plan_leaves_about_72_gib_of_weights_a_card() -> None:
+    made = plan(TWO_CARDS, deepseek_v41_flash(), None, Policy())
+    assert 71.4 < weights(made.ranks[0]) / GIB < 74
+    assert 4_400 < on_host(made) < 4_950
+
+
+def test_the_printed_ledger_says_what_does_not_fit_by_how_much_and_what_does() -> None:
+    text = "\n".join(ledger_lines(plan(TWO_CARDS, deepseek_v41_flash(), None, Policy())))
+    does_not = re.findall(r"all experts resident: .* does not fit, ([\d.]+) GiB too much", text)
+    does = re.findall(r"this plan: .* ([\d,]+) of 15,360 experts on the host", text)
+    assert len(does_not) == len(does) == 2
+    assert float(does_not[0]) > 20
+
+
+def test_the_printed_bytes_add_up_to_the_printed_sums() -> None:
+    made = plan(TWO_CARDS, deepseek_v41_flash(), None, Policy())
+    for section in "\n".join(ledger_lines(made)).split("  device\n")[1:]:
+        device = section.split("  host\n")[0]
+        sizes = [int(s.replace(",", "")) for s in re.findall(r" ([\d,]+) B +[\d.]+ GiB", device)]
+        assert sum(sizes[:-1]) == sizes[-1]
+
+
+def test_shares_of_any_size_add_up_exactly() -> None:
+    for size in (0, 1, 7, 103 * GIB + 1):
+        assert sum(share_of(size, rank, 3) for rank in range(3)) == size
+
+
+def test_tensor_parallel_scales_are_cut_where_the_weights_are() -> None:
+    shape = expert(5120, 2304)
+    # gate and up: suh whole, svh cut; down: suh cut, svh whole; three markers of 4 bytes.
+    assert scale_bytes(shape, 2) == 2 * 2 * (5120 + 1152) + 2 * (1152 + 5120) + 12
+    assert scale_bytes(shape, 1) == shape.size_bytes - shape.trellis_bytes
+
+
+def test_activations_agree_with_a_peers_measurement() -> None:
+    demand = Demand(deepseek_v41_flash(), 2, False, 262_144, 12, Policy())
+    assert abs(activation_bytes(demand) / GIB - 1.04) < 0.1
+
+
+def test_a_latent_cache_is_whole_on_every_rank_and_heads_are_shared() -> None:
+    latent = checkpoint(kv_lora_rank=512, qk_rope_head_dim=64, num_hidden_layers=60)
+    assert kv_cost(latent, 4).bytes_per_token == 60 * 576 * 2
+    grouped = checkpoint(num_key_value_heads=4, head_dim=128, num_hidden_layers=48)
+    assert kv_cost(grouped, 2).bytes_per_token == 2 * 48 * 2 * 128 * 2
+    assert kv_cost(grouped, 8).bytes_per_token == 2 * 48 * 1 * 128 * 2
+
+
+def test_linear_attention_layers_keep_no_keys() -> None:
+    kinds = ["linear_attention"] * 3 + ["full_attention"]
+    hybrid = checkpoint(num_hidden_layers=4, layer_types=kinds, num_key_value_heads=2, head_dim=64)
+    assert kv_cost(hybrid, 1).bytes_per_token == 2 * 1 * 2 * 64 * 2
+
+
+def test_draft_layers_cost_nothing_until_they_are_asked_for() -> None:
+    drafted = checkpoint((layer(0), layer(1, draft=True)))
+    without = plan(host(), drafted, None, Policy())
+    with_draft = plan(host(), drafted, None, Policy(draft=True))
+    grown = with_draft.ranks[0].total_bytes("device") - without.ranks[0].total_bytes("device")
+    assert grown > 8 * drafted.layers[1].experts[0].trellis_bytes
+    assert [la.layer for la in with_draft.ranks[0].layers] == [0, 1]
+    assert with_draft.ranks[0].layers[1].host == ""
+
+
+def test_the_summary_names_homes_predictions_and_notes() -> None:
+    text = "\n".join(show_lines(plan(TWO_CARDS, deepseek_v41_flash(), None, Policy())))
+    assert "4 streams" in text and "on the host" in text and "note: routing counts are" in text

@@ -1,0 +1,162 @@
+"""plan(): one home per expert, budgets kept, the same bytes every time."""
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_builders import GIB, checkpoint, deepseek_v41_flash, expert, gpu, host, layer
+
+from appliance.plan.check import check_plan
+from appliance.plan.explain import explain
+from appliance.plan.model import Plan, expert_block_bytes
+from appliance.plan.planner import Policy, plan
+from appliance.plan.routing import Heat
+
+MIB = 1 << 20
+# Everything of the small model but its experts, and room for some of those.
+FIXED = Policy(device_capacity_bytes=64 * MIB, streams=1, context_tokens=128,
+               prefill_chunk_tokens=128)  # fmt: skip
+
+
+def held(made: Plan) -> int:
+    parts = ("routed experts, resident", "cache slots")
+    return sum(i.size_bytes for r in made.ranks for i in r.ledger if i.part in parts)
+
+
+def tight(extra_blocks: int, cache_slots: int = 0, heat: Heat | None = None) -> Plan:
+    """A plan whose device has room for exactly that many experts of the small model."""
+    block = expert_block_bytes(expert(), 1)
+    all_of_it = plan(host(), checkpoint(), heat, FIXED)
+    fixed = all_of_it.ranks[0].total_bytes("device") - held(all_of_it)
+    capacity = fixed + extra_blocks * block
+    policy = replace(FIXED, device_capacity_bytes=capacity, cache_slots=cache_slots)
+    return plan(host(), checkpoint(), heat, policy)
+
+
+def test_the_hottest_experts_stay_and_the_rest_go_to_the_host() -> None:
+    heat = Heat({0: (9, 1, 8, 1, 1, 1, 1, 1), 1: (1, 1, 1, 1, 1, 1, 1, 9)})
+    made = tight(3, heat=heat)
+    assert made.ranks[0].layers[0].device == "0,2"
+    assert made.ranks[0].layers[1].device == "7"
+
+
+def test_without_counts_layers_share_evenly_and_the_plan_says_so() -> None:
+    made = tight(6)
+    assert [la.device for la in made.ranks[0].layers] == ["0-2", "0-2"]
+    assert any("routing counts are known for 0 of 2 layers" in note for note in made.notes)
+
+
+def test_all_half_or_no_experts_on_the_host_can_be_asked_for() -> None:
+    for share, host_ids in ((0.0, ""), (0.5, "4-7"), (1.0, "0-7")):
+        made = plan(host(), checkpoint(), None, Policy(host_share=share))
+        assert [la.host for la in made.ranks[0].layers] == [host_ids, host_ids]
+
+
+def test_a_machine_without_a_gpu_gets_half_of_the_experts_in_each_home() -> None:
+    made = plan(host(memory=8 * GIB), checkpoint(), None, Policy())
+    assert made.ranks[0].device == "cpu" and made.ranks[0].gpu is None
+    assert [(la.device, la.host) for la in made.ranks[0].layers] == [("0-3", "4-7")] * 2
+
+
+def test_expert_parallel_ranks_own_contiguous_whole_experts() -> None:
+    policy = Policy(tensor_parallel=2, expert_parallel=True, host_share=0.5)
+    made = plan(host(), checkpoint(), None, policy)
+    assert [r.layers[0].device for r in made.ranks] == ["0-1", "4-5"]
+    assert [r.layers[0].host for r in made.ranks] == ["2-3", "6-7"]
+    assert made.predictions[0].cold_share == pytest.approx(0.5)
+
+
+def test_cache_slots_are_taken_from_residents_and_cost_a_host_copy() -> None:
+    without, with_slots = tight(8), tight(8, cache_slots=2)
+    assert held(without) == held(with_slots)
+    assert [la.cache_slots for la in with_slots.ranks[0].layers] == [2, 2]
+    copies = with_slots.ranks[0].total_bytes("host") - without.ranks[0].total_bytes("host")
+    assert copies == 4 * expert_block_bytes(expert(), 1)
+
+
+def test_a_layer_that_fits_whole_needs_no_slots() -> None:
+    made = tight(16, cache_slots=2)
+    assert [(la.device, la.cache_slots) for la in made.ranks[0].layers] == [("0-7", 0)] * 2
+
+
+def test_the_same_inputs_give_the_same_bytes_whatever_their_order() -> None:
+    heat = {i: tuple(float((7 * e + i) % 50) for e in range(8)) for i in (0, 1)}
+    layers = (layer(0), layer(1))
+    one = plan(host(), checkpoint(layers), Heat(heat), FIXED)
+    shuffled = Heat(dict(reversed(heat.items())))
+    two = plan(host(), checkpoint(layers[::-1]), shuffled, FIXED)
+    assert one.to_json() == two.to_json()
+
+
+def test_free_memory_does_not_change_the_plan() -> None:
+    busy = host().model_copy(update={"memory_available_bytes": 300 * GIB})
+    assert plan(busy, checkpoint(), None, FIXED) == plan(host(), checkpoint(), None, FIXED)
+
+
+def test_every_expert_of_a_giant_is_planned_in_under_a_second() -> None:
+    giant = deepseek_v41_flash()
+    counts = {i: tuple(float((e * 7919 + i) % 383) for e in range(384)) for i in range(40)}
+    start = time.process_time()
+    made = plan(host((gpu(0), gpu(1))), giant, Heat(counts), Policy())
+    assert time.process_time() - start < 1.0
+    assert len(made.to_json()) < 200_000
+
+
+def test_a_slow_link_is_the_one_that_is_predicted() -> None:
+    cards = host((gpu(0), gpu(1, generation=4, width=8)))
+    made = plan(cards, deepseek_v41_flash(), None, Policy())
+    fast, slow = (r.link_bytes_per_second for r in made.ranks)
+    assert fast is not None and slow is not None and round(fast / slow) == 4
+    step = made.predictions[0]
+    assert step.link_ms_per_step == pytest.approx(step.link_bytes_per_step / slow * 1e3, rel=1e-3)
+
+
+def test_an_unknown_link_gives_no_time_rather_than_zero() -> None:
+    unknown = gpu(0).model_copy(update={"pcie_width": None})
+    made = plan(host((unknown,)), checkpoint(), None, Policy(host_share=0.5))
+    assert made.predictions[0].link_ms_per_step is None
+    assert made.predictions[0].link_bytes_per_step > 0
+
+
+def test_explain_says_where_an_expert_lives_and_why() -> None:
+    heat = Heat({0: (9, 1, 8, 1, 1, 1, 1, 1), 1: (1, 1, 1, 1, 1, 1, 1, 9)})
+    made = tight(3, heat=heat)
+    assert "on the host of rank 0: the device keeps the 2 hottest of 8" in explain(made, 0, 3)
+    two = plan(host((gpu(0), gpu(1))), checkpoint(), None, Policy(host_share=0.5))
+    assert "on the device of rank 0 and rank 1: the device keeps 4 of 8" in explain(two, 1, 3)
+    assert "number 1 of 8 by heat" in explain(made, 1, 7, heat)
+
+
+heats = st.lists(st.lists(st.integers(0, 50), min_size=8, max_size=8), min_size=2, max_size=2).map(
+    lambda rows: Heat({i: tuple(float(c) for c in row) for i, row in enumerate(rows)})
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(heat=heats, blocks=st.integers(0, 17), slots=st.integers(0, 3))
+def test_one_home_per_expert_and_no_budget_is_passed(heat: Heat, blocks: int, slots: int) -> None:
+    made = tight(blocks, slots, heat)
+    check_plan(made, host(), checkpoint())
+    rank = made.ranks[0]
+    assert rank.total_bytes("device") <= rank.device_capacity_bytes
+    for placement in rank.layers:
+        assert placement.device_experts | placement.host_experts == set(range(8))
+        assert not placement.device_experts & placement.host_experts
+
+
+@settings(max_examples=60, deadline=None)
+@given(heat=heats, blocks=st.integers(0, 16), slots=st.integers(0, 3))
+def test_more_memory_never_holds_fewer_experts(heat: Heat, blocks: int, slots: int) -> None:
+    assert held(tight(blocks + 1, slots, heat)) >= held(tight(blocks, slots, heat))
+
+
+@settings(max_examples=60, deadline=None)
+@given(heat=heats, blocks=st.integers(0, 16))
+def test_no_expert_on_the_host_is_hotter_than_one_that_stays(heat: Heat, blocks: int) -> None:
+    for placement in tight(blocks, 0, heat).ranks[0].layers:
+        row = heat.counts[placement.layer]
+        kept = [row[e] for e in placement.device_experts]
+        moved = [row[e] for e in placement.host_experts]
+        assert not kept or not moved or min(kept) >= max(moved)

@@ -1,0 +1,165 @@
+"""Every impossible request is one sentence with the numbers and the way out."""
+
+from collections.abc import Callable
+
+import pytest
+from plan_builders import GIB, checkpoint, deepseek_v41_flash, expert, gpu, host, layer
+
+from appliance.checkpoint.model import Checkpoint, MoeLayer
+from appliance.errors import ApplianceError, DoesNotFit, PlanError, UnsupportedError, UsageError
+from appliance.plan.check import check_plan
+from appliance.plan.model import LayerPlacement
+from appliance.plan.planner import Policy, plan
+from appliance.plan.routing import Heat, heat_from_json
+from preflight.host import Host
+
+HALF = Policy(host_share=0.5)
+CARDS = host((gpu(0), gpu(1), gpu(2), gpu(3)))
+
+
+def mixed() -> MoeLayer:
+    return MoeLayer(0, "p", ("w1", "w3", "w2"), (expert(bits=3), expert(bits=4)), 1)
+
+
+Case = tuple[Host, Checkpoint, Policy, type[ApplianceError], str]
+CASES: dict[str, Callable[[], Case]] = {
+    "not EXL3": lambda: (host(), checkpoint(quantization_config={"quant_method": "fp8"}), HALF,
+                         UnsupportedError, "quantised with fp8"),
+    "no experts": lambda: (host(), checkpoint(()), HALF, UnsupportedError, "no routed experts"),
+    "a shard of 576": lambda: (
+        CARDS, deepseek_v41_flash(), Policy(tensor_parallel=4), UnsupportedError,
+        r"2304/4 = 576, which is not a multiple of 128.*--expert-parallel"),
+    "experts that do not divide": lambda: (
+        host(), checkpoint((layer(experts=9),)), Policy(tensor_parallel=2, expert_parallel=True),
+        UnsupportedError, "9 experts, which 2 ranks cannot share evenly"),
+    "heads that do not divide": lambda: (
+        host(), checkpoint(num_attention_heads=6), Policy(tensor_parallel=4), UnsupportedError,
+        "6 attention heads cannot be shared by 4"),
+    "mixed K": lambda: (host(), checkpoint((mixed(),)), HALF, UnsupportedError,
+                        r"mixes w1 of 256 x 256 at 3 bits mcg \(expert 0\).* 4 bits"),
+    "files cut for two": lambda: (host(), checkpoint(rank_sliced=2), HALF, UnsupportedError,
+                                  "already cut for 2 ranks and cannot serve 1"),
+    "unknown attention": lambda: (
+        host(), checkpoint(num_key_value_heads=None, num_attention_heads=None), HALF,
+        UnsupportedError, "the attention of model type 'qwen3_moe' is not one"),
+    "more GPUs than there are": lambda: (
+        host((gpu(0),)), checkpoint(), Policy(tensor_parallel=2), PlanError,
+        "2 GPUs are asked for and the host has 1"),
+    "a GPU on a host without": lambda: (host(), checkpoint(), Policy(device="cuda"), PlanError,
+                                        "1 GPUs are asked for and the host has 0"),
+    "GPUs nobody looked for": lambda: (host(None), checkpoint(), Policy(), PlanError,
+                                       "nobody could look for GPUs"),
+    "GPU memory unknown": lambda: (host((gpu(0, memory=None),)), checkpoint(), Policy(), PlanError,
+                                   "memory of GPU 0 could not be read.*--device-memory"),
+    "more device memory than there is": lambda: (
+        host((gpu(0),)), checkpoint(), Policy(device_capacity_bytes=200 * GIB), PlanError,
+        "asks for 214,748,364,800 bytes and GPU 0 has"),
+    "all resident": lambda: (
+        host((gpu(0), gpu(1))), deepseek_v41_flash(), Policy(host_share=0), DoesNotFit,
+        r"card 0 needs 12\d\.\d\d GiB with every expert resident and has 95.59 GiB: 2\d.*"
+        r"leave at least 4,\d\d\d of its 15,360 experts"),
+    "too small for the rest": lambda: (
+        host((gpu(0, memory=8 * GIB), gpu(1, memory=8 * GIB))), deepseek_v41_flash(), Policy(),
+        DoesNotFit, "card 0 needs .* GiB before its first expert .* and has 8.00 GiB"),
+    "host memory short": lambda: (
+        host((gpu(0), gpu(1)), memory=128 * GIB), deepseek_v41_flash(), Policy(), DoesNotFit,
+        r"takes 16\d\.\d\d GiB of host memory over 2 ranks and 128.00 GiB are free"),
+    "control group short": lambda: (
+        host((gpu(0), gpu(1)), memory_max=96 * GIB), deepseek_v41_flash(), Policy(), DoesNotFit,
+        "the control group allows 96.00 GiB"),
+    "one memory node short": lambda: (
+        host((gpu(0), gpu(1)), memory=200 * GIB, nodes=4), deepseek_v41_flash(), Policy(),
+        DoesNotFit, r"memory node 0 has 50.00 GiB free and the experts of 2 card\(s\)"),
+    "a context the model was not made for": lambda: (
+        host(), checkpoint(), Policy(context_tokens=5000), UsageError,
+        "5,000 tokens is asked for and the model was made for 4,096"),
+    "link rates that do not match": lambda: (
+        host(), checkpoint(), Policy(link_bytes_per_second=(1e9, 1e9)), UsageError,
+        "2 link rates are given for 1 ranks"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_cannot_be_served_is_refused_with_numbers(name: str) -> None:
+    machine, model, policy, kind, sentence = CASES[name]()
+    with pytest.raises(kind, match=sentence):
+        plan(machine, model, None, policy)
+
+
+@pytest.mark.parametrize(
+    ("bad", "sentence"),
+    [
+        ({"streams": 0}, "streams is 0"),
+        ({"tensor_parallel": 0}, "tensor_parallel is 0"),
+        ({"device_capacity_bytes": -1}, "device_capacity_bytes is -1"),
+        ({"cache_slots": -1}, "cache_slots is -1"),
+        ({"host_share": 1.5}, "host_share is 1.5"),
+        ({"host_share": float("nan")}, "host_share is nan"),
+        ({"link_bytes_per_second": (float("inf"),)}, "a link of inf bytes"),
+        ({"conversations": 2, "streams": 4}, "2 conversations cannot feed 4 streams"),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused(bad: dict[str, object], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        Policy(**bad)  # type: ignore[arg-type]
+
+
+def test_heat_with_holes_is_refused() -> None:
+    with pytest.raises(UsageError, match="say nan for layer 3 expert 1"):
+        Heat({3: (1.0, float("nan"))})
+    with pytest.raises(UsageError, match="say -1 for layer 0 expert 0"):
+        Heat({0: (-1,)})
+
+
+def test_counts_of_another_model_are_refused() -> None:
+    with pytest.raises(UsageError, match="give layer 7 2 experts and the model's has no routed"):
+        plan(host(), checkpoint(), Heat({7: (1, 1)}), HALF)
+
+
+def test_heat_survives_its_own_json_and_nothing_else_is_read() -> None:
+    heat = Heat({1: (1.0, 2.5), 0: (0.0, 3.0)})
+    assert heat_from_json(heat.to_json()) == heat
+    for text in ("{", "[]", '{"schema_version": 2, "layers": {}}',
+                 '{"schema_version": 1, "layers": {"x": [1]}}',
+                 '{"schema_version": 1, "layers": {"0": ["a"]}}',
+                 '{"schema_version": 1, "layers": {}, "more": 1}'):  # fmt: skip
+        with pytest.raises(UsageError):
+            heat_from_json(text)
+
+
+def test_memory_held_by_the_page_cache_is_not_free_but_the_way_out_is_told() -> None:
+    cached = host((gpu(0), gpu(1)), memory=512 * GIB)
+    nodes = tuple(n.model_copy(update={"memory_free_bytes": 2 * GIB}) for n in cached.numa_nodes)
+    with pytest.raises(DoesNotFit, match="drop_caches"):
+        plan(cached.model_copy(update={"numa_nodes": nodes}), deepseek_v41_flash(), None, Policy())
+
+
+def test_a_plan_for_another_checkpoint_or_gpu_is_refused() -> None:
+    machine, model = host((gpu(0),)), checkpoint()
+    made = plan(machine, model, None, HALF)
+    check_plan(made, machine, model)
+    other = made.made_from.model_copy(update={"checkpoint": "d" * 64})
+    with pytest.raises(PlanError, match="made for another checkpoint"):
+        check_plan(made.model_copy(update={"made_from": other}), machine, model)
+    with pytest.raises(PlanError, match="is for GPU GPU-0, which is not here"):
+        check_plan(made, host((gpu(5),)), model)
+    with pytest.raises(PlanError, match="has 1,073,741,824 bytes and the plan counts on"):
+        check_plan(made, host((gpu(0, memory=GIB),)), model)
+
+
+@pytest.mark.parametrize(
+    ("first", "sentence"),
+    [
+        (LayerPlacement(layer=0, device="0-4", host="4-7"), "expert 4 has two homes"),
+        (LayerPlacement(layer=0, device="0-3", host="4-6"), "expert 7 has no home"),
+        (LayerPlacement(layer=0, device="0-3", host="4-8"), "expert 8 is not this rank's"),
+        (LayerPlacement(layer=0, device="0-4", host="5-7"), "the ledger says"),
+        (LayerPlacement(layer=9, device="0-4", host="5-7"), r"layer \[0\] is missing"),
+    ],
+)
+def test_a_plan_edited_into_nonsense_is_refused(first: LayerPlacement, sentence: str) -> None:
+    made = plan(host(), checkpoint(), None, HALF)
+    layers = (first, *made.ranks[0].layers[1:])
+    edited = made.ranks[0].model_copy(update={"layers": layers})
+    with pytest.raises(PlanError, match=sentence):
+        check_plan(made.model_copy(update={"ranks": (edited,)}), host(), checkpoint())

@@ -1,0 +1,95 @@
+"""ServeSpec: the exact command, for people to read and for the engine to obey."""
+
+import itertools
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from appliance.errors import UsageError
+from appliance.plan.model import RankPlan, Serving
+from appliance.serve.spec import Wishes, spec
+from appliance.serve.state import Files
+
+from .conftest import plan
+
+FILES = Files.of(Path("/state"))
+WISHES = Wishes(engine_python="/venv/bin/python", host="127.0.0.1", port=8000)
+
+CPU_ARGV = """
+/venv/bin/python -P -m vllm.entrypoints.cli.main serve /models/tiny
+--host 127.0.0.1 --port 8000 --served-model-name tiny
+--max-model-len 2048 --max-num-seqs 4 --max-num-batched-tokens 512
+--kv-cache-memory-bytes 268435456 --tensor-parallel-size 1 --dtype float32 --enforce-eager
+--additional-config '{"appliance": {"plan": "/plans/plan.json", "checkpoint": "/models/tiny"}}'
+--worker-extension-cls appliance.engine.worker.WorkerExtension
+--middleware appliance.gateway.Gateway
+--api-server-count 1 --disable-fastapi-docs --disable-uvicorn-access-log --shutdown-timeout 60
+"""
+
+
+def made(a_plan, wishes=WISHES):
+    return spec(a_plan, Path("/models/tiny"), Path("/plans/plan.json"), wishes, FILES)
+
+
+def ranks(*devices):
+    return tuple(
+        RankPlan(rank=i, device=device, device_capacity_bytes=1, ledger=(), layers=())
+        for i, device in enumerate(devices)
+    )
+
+
+def test_the_command_on_a_machine_without_a_gpu_is_exactly_this():
+    assert list(made(plan()).argv) == shlex.split(CPU_ARGV)
+
+
+def test_on_gpus_the_engine_chooses_type_and_graphs_and_takes_the_plans_split():
+    serving = Serving(streams=6, context_tokens=262144, prefill_chunk_tokens=8192,
+                      kv_cache_bytes=8 << 30, kv_block_tokens=128)  # fmt: skip
+    argv = made(plan(ranks=ranks("cuda", "cuda"), tensor_parallel=2, expert_parallel=True,
+                     serving=serving)).argv  # fmt: skip
+    pairs = dict(itertools.pairwise(argv))
+    assert pairs["--tensor-parallel-size"] == "2" and "--enable-expert-parallel" in argv
+    assert pairs["--block-size"] == "128" and pairs["--max-num-seqs"] == "6"
+    assert not {"--dtype", "--enforce-eager"} & set(argv)
+
+
+def test_the_environment_names_files_and_closes_vllms_own_doors():
+    environment = made(plan()).environment
+    assert environment["VLLM_PLUGINS"] == "appliance"
+    assert environment["HF_HUB_OFFLINE"] == "1"
+    assert environment["APPLIANCE_GATEWAY_KEYS"] == "/state/keys"
+    assert environment["APPLIANCE_GATEWAY_CONTROL_KEY"] == "/state/control-key"
+
+
+def test_a_shell_reads_the_printed_command_back_to_the_same_words():
+    words = shlex.split(made(plan()).command())
+    assert words[0] == "env" and "VLLM_API_KEY" in words
+    assert words[-len(made(plan()).argv) :] == list(made(plan()).argv)
+
+
+def test_a_prefill_chunk_smaller_than_the_streams_is_raised_to_them():
+    serving = Serving(streams=9, context_tokens=64, prefill_chunk_tokens=4, kv_cache_bytes=1)
+    argv = made(plan(serving=serving)).argv
+    assert argv[argv.index("--max-num-batched-tokens") + 1] == "9"
+
+
+def test_a_larger_model_is_expected_to_take_longer_and_is_given_longer():
+    small, large = (
+        made(plan(model=plan().model.model_copy(update={"size_bytes": size})))
+        for size in (10**9, 332 * 10**9)
+    )
+    assert large.load_seconds - small.load_seconds == pytest.approx(331, abs=1)
+    assert large.start_limit_seconds > 3000 > small.start_limit_seconds > 300
+
+
+def test_a_plan_of_two_kinds_of_device_is_refused():
+    with pytest.raises(UsageError, match="mixes devices over its ranks: cpu, cuda"):
+        made(plan(ranks=ranks("cuda", "cpu"), tensor_parallel=2))
+
+
+def test_paths_come_out_absolute():
+    found = spec(plan(), Path("m"), Path("p.json"), WISHES, FILES)
+    ours = json.loads(found.argv[found.argv.index("--additional-config") + 1])["appliance"]
+    assert ours == {"plan": str(Path.cwd() / "p.json"), "checkpoint": str(Path.cwd() / "m")}
