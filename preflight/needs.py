@@ -81,7 +81,7 @@ def plan_needs(
 
     Raises KeyError where it is not a plan: read it with the planner's own loader first.
     """
-    by_node: dict[int, int] = Field(default_factory=dict)
+    by_node: dict[int, int] = {}
     total, pieces, cards, device = 0, 0, [], 0
     for rank in plan["ranks"]:
         pinned = sum(line["size_bytes"] for line in rank["ledger"] if line["home"] == "host")
