@@ -8,14 +8,12 @@ environment, never from arguments; the files are read again when they change.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from pathlib import Path
 from typing import Any
 
 from appliance.errors import UsageError
+from appliance.serve.keys import KeyFile
 from appliance.settings import Settings, read_settings
 
 Scope = MutableMapping[str, Any]
@@ -26,41 +24,6 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 CONTROL_PREFIXES = ("/appliance/", "/gateway/")
 RETRY_SECONDS = 5
-
-
-class KeyFile:
-    """The keys of a file, one a line; `#` starts a comment. Unreadable or empty: nobody enters."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen: tuple[int, int, int] | None = None
-        self._digests: tuple[bytes, ...] = ()
-
-    def accepts(self, candidates: Iterable[bytes]) -> bool:
-        """Compares digests of equal length, all of them, so time tells nothing about a key."""
-        self._reload()
-        accepted = False
-        for candidate in candidates:
-            digest = hashlib.sha256(candidate).digest()
-            for known in self._digests:
-                accepted |= hmac.compare_digest(digest, known)
-        return accepted
-
-    def _reload(self) -> None:
-        try:
-            stat = self._path.stat()
-            seen = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-            if seen == self._seen:
-                return
-            lines = self._path.read_bytes().splitlines()
-        except OSError:
-            self._seen, self._digests = None, ()
-            return
-        keys = (line.strip() for line in lines)
-        self._digests = tuple(
-            hashlib.sha256(key).digest() for key in keys if key and not key.startswith(b"#")
-        )
-        self._seen = seen
 
 
 class Gateway:

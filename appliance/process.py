@@ -36,6 +36,21 @@ def spawn(
         os.close(descriptor)
 
 
+def run(argv: Sequence[str], *, environment: Mapping[str, str], log: Path) -> int:
+    """Run argv to its end, its output in `log` alone: the exit code, negative for a signal.
+
+    Where the wait is broken off (Ctrl-C), the process is ended first.
+    """
+    log.unlink(missing_ok=True)
+    child = spawn(argv, environment=environment, log=log)
+    try:
+        return child.wait()
+    finally:
+        if child.poll() is None:
+            end(child.pid, identity(child.pid) or "", 2.0)
+            child.wait()
+
+
 def identity(pid: int) -> str | None:
     """Boot and start time of a running process: tells it from a later one with the same number.
 

@@ -77,6 +77,7 @@ class Progress:
 
     def __init__(self, what: str, expected_seconds: float | None = None) -> None:
         self.what = what
+        self.detail: str | None = None  # what of it is being done now
         self._expected = expected_seconds
         self._share: float | None = None
         self._started = time.monotonic()
@@ -120,12 +121,13 @@ class Progress:
         if share is None and self._expected:
             # Time alone never says that the work is done.
             share = min(0.99, seconds / self._expected)
+        detail = f"  {self.detail}" if self.detail else ""
         if share is None:
-            return f"{self.what}: {duration(seconds)}"
+            return f"{self.what}: {duration(seconds)}{detail}"
         full = round(share * BAR_CELLS)
         cells = "█" * full + "·" * (BAR_CELLS - full)
         about = f" of about {duration(self._expected)}" if self._expected else ""
-        return f"{self.what} {cells} {share:4.0%}  {duration(seconds)}{about}"
+        return f"{self.what} {cells} {share:4.0%}  {duration(seconds)}{about}{detail}"
 
 
 def table(rows: list[tuple[str, Any]]) -> None:

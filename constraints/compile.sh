@@ -8,6 +8,7 @@ compile() {
 }
 # The engine's list is complete by itself (ENGINE: three packages left out crash its import).
 compile --no-deps engine-cpu.in -o engine-cpu.txt
+compile --no-deps vllm-0.33.in -o vllm-0.33.txt
 compile -c engine-cpu.in base.in -o base.txt
 compile -c engine-cpu.in base.in dev.in -o dev.txt
 # The gpu image: its own Python and platform, everything resolved.

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import venv
+import zipfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -50,6 +53,34 @@ def steps(dev: bool) -> list[tuple[str, list[str], int]]:
     if dev:
         found.insert(3, ("test tools", [*hashed, str(HERE / "dev.txt")], pins("dev.txt")))
     return found
+
+
+def overlay(site: Path) -> None:
+    """The Python of vLLM 0.33.0, which the image ships, over the CPU build's libraries.
+
+    Not installed: tests put the folder in front on PYTHONPATH. Its own libraries need CUDA.
+    """
+    target = VENV / "vllm-0.33.0"
+    started = time.monotonic()
+    bar("vLLM 0.33.0's Python", 0, 1, started)
+    with tempfile.TemporaryDirectory(dir=VENV) as work:
+        wanted = ["--no-deps", "--require-hashes", "-r", str(HERE / "vllm-0.33.txt")]
+        command = [str(PYTHON), "-m", "pip", "download", "--quiet", "-d", work, *wanted]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"fetching vLLM 0.33.0 failed:\n{done.stderr[-2000:]}")
+        fresh = Path(work) / "site"
+        with zipfile.ZipFile(next(Path(work).glob("vllm-*.whl"))) as wheel:
+            names = [
+                n for n in wheel.namelist() if not n.endswith(".so") and "/third_party/" not in n
+            ]
+            wheel.extractall(fresh, names)
+        for library in (site / "vllm").glob("*.so"):
+            shutil.copy(library, fresh / "vllm")
+        shutil.copytree(site / "vllm" / "third_party", fresh / "vllm" / "third_party")
+        shutil.rmtree(target, ignore_errors=True)
+        fresh.rename(target)
+    bar("vLLM 0.33.0's Python", 1, 1, started, "\n")
 
 
 def bar(label: str, done: int, total: int, started: float, end: str = "") -> None:
@@ -99,6 +130,8 @@ def main() -> None:
     info = site / "vllm-0.32.0+cpu.dist-info"
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text(METADATA)
+    if dev:
+        overlay(site)
     print(f"Ready in {time.monotonic() - started:.0f} s", file=sys.stderr)
 
 

@@ -7,6 +7,7 @@ is plain JSON; a refusal is Unreadable with the reason, and is recorded too.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 MISSING = "no such file"
@@ -40,6 +41,8 @@ class Source(ABC):
     """Asks one machine. Every method raises Unreadable where there is no answer."""
 
     label: str | None = None
+    # The folders whose disks were looked at: a replay looks at the same ones.
+    folders: Mapping[str, str] | None = None
 
     @abstractmethod
     def answer(self, kind: str, *words: str) -> Any:

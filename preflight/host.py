@@ -119,6 +119,7 @@ class NumaNode(Facts):
     # In the order of Host.numa_nodes: ids may have gaps.
     distances: tuple[int, ...] | None = None
     gpu_memory: bool = False
+    socket: int | None = None
 
 
 class Limits(Facts):
@@ -207,6 +208,8 @@ class Software(Facts):
     container_toolkit: str | None = None
     cdi_specs: tuple[str, ...] | None = None
     cuda_compat: str | None = None
+    # Bytes of huge pages of each size that the kubelet offers to pods.
+    kubelet_huge_pages_bytes: dict[int, int] | None = None
     clock_synchronised: bool | None = None
     cpu_governor: str | None = None
     ports_listening: tuple[int, ...] | None = None

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from preflight.answers import Source
 from preflight.host import Gpu, Host, Unread
 from preflight.looking import Looking, keyed_kib
+from preflight.nvml import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
 from preflight.probes import gpu, memory, numa, pci, software, storage
 from preflight.probes.memory import chosen
 from preflight.topology import witnessed
@@ -14,11 +15,15 @@ from preflight.topology import witnessed
 DEFAULT_FOLDERS: Mapping[str, str] = {"temporary": "/tmp"}
 
 
-def inspect(source: Source, folders: Mapping[str, str] = DEFAULT_FOLDERS) -> Host:
+def inspect(source: Source, folders: Mapping[str, str] | None = None) -> Host:
     """What this machine is. Never raises: what could not be seen is None and listed in `unread`.
 
-    `folders`: role (model, cache, temporary) -> absolute path of a folder that exists.
+    `folders`: role (model, cache, temporary) -> absolute path of a folder that exists; left out,
+    those that a recording was made with, or /tmp.
     """
+    if folders is None:
+        folders = source.folders or DEFAULT_FOLDERS
+    source.folders = dict(folders)
     look = Looking(source)
     info = keyed_kib(look.text("/proc/meminfo"))
     nodes = numa.numa_nodes(look)
@@ -26,11 +31,12 @@ def inspect(source: Source, folders: Mapping[str, str] = DEFAULT_FOLDERS) -> Hos
     cards = pci.nvidia_cards(look)
     found, refused = gpu.gpus(look, only_node)
     if found is None and refused is not None:
-        if cards == ():
+        # Any other refusal comes from a driver that is there: it may hide cards.
+        if cards == () and refused.code in (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND):
             found = ()
         else:
             look.unread.append(Unread(what="gpus", reason=refused.reason))
-    found = _settled(look, found, frozenset(n.index for n in nodes if n.cpus))
+    found = _settled(look, found, frozenset(n.index for n in nodes if not n.cpus))
     name, virtual = software.cpu(look)
     programs = software.software(look, refused, virtual)
     if programs.docker_root:
@@ -60,12 +66,12 @@ def inspect(source: Source, folders: Mapping[str, str] = DEFAULT_FOLDERS) -> Hos
 
 
 def _settled(
-    look: Looking, found: tuple[Gpu, ...] | None, with_cpus: frozenset[int]
+    look: Looking, found: tuple[Gpu, ...] | None, without_cpus: frozenset[int]
 ) -> tuple[Gpu, ...] | None:
-    """Fill links from sysfs; a node that has CPUs is never a GPU's own memory."""
+    """Fill links from sysfs; only a node without CPUs can be a GPU's own memory."""
     if found is None:
         return None
     return tuple(
-        g.model_copy(update={"memory_numa_node": None}) if g.memory_numa_node in with_cpus else g
+        g if g.memory_numa_node in without_cpus else g.model_copy(update={"memory_numa_node": None})
         for g in gpu.with_sysfs_links(look, found)
     )

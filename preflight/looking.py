@@ -107,6 +107,17 @@ def ids(text: str | None) -> frozenset[int] | None:
     return frozenset(found)
 
 
+def as_list(numbers: list[int]) -> str | None:
+    """[0, 1, 2, 5] -> `0-2,5`; nothing -> None."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or None
+
+
 def keyed_kib(text: str | None) -> dict[str, int]:
     """Lines `Name:   123 kB` as bytes; a line without a number is left out."""
     found: dict[str, int] = {}

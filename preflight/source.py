@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,27 @@ def _run(live: Live, *argv: str) -> list[Any]:
     return list(Ran(done.returncode, out))
 
 
+def run_for(argv: list[str], seconds: float) -> Ran:
+    """Run a command of our own for at most `seconds`; then its whole process group is ended.
+
+    Raises TimeoutError where it took longer, Unreadable where it cannot be started.
+    """
+    try:
+        with subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        ) as child:
+            try:
+                out, _ = child.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                raise TimeoutError(f"{argv[0]} took more than {seconds:.0f} s") from None
+    except TimeoutError:
+        raise
+    except OSError as error:
+        raise _reason(error) from error
+    return Ran(child.returncode, out.decode("utf-8", "replace"))
+
+
 def _trial(live: Live, what: str, *words: str) -> str:
     try:
         return TRIALS[what](*words)
@@ -142,6 +164,7 @@ class Recorded(Source):
             found = data.get("format") if isinstance(data, dict) else None
             raise Unreadable(f"{path} has recording format {found!r}; this release reads {FORMAT}")
         self.label = data.get("label")
+        self.folders = data.get("folders")
         self.answers: dict[str, dict[str, Any]] = data["answers"]
 
     def answer(self, kind: str, *words: str) -> Any:
@@ -193,7 +216,12 @@ class Recording(Source):
         """Write the recording; the folder is made if it is not there."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / RECORDING
-        data = {"format": FORMAT, "label": self.label, "answers": self.answers}
+        data = {
+            "format": FORMAT,
+            "label": self.label,
+            "folders": self.folders,
+            "answers": self.answers,
+        }
         aside = path.with_name(f".{path.name}.new")
         aside.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         aside.replace(path)

@@ -341,9 +341,12 @@ LINKS = {
         {
             "nvml nvmlDeviceGetTopologyCommonAncestor gpu0 gpu1": 50,
             "run nvidia-smi topo -m": [0, "\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\t X \n"],
+            f"read {NODE}/online": "0",
         },
         {
             "nvml nvmlDeviceGetTopologyCommonAncestor gpu0 gpu1": 50,
+            f"read {NODE}/online": None,
+            f"names {NODE}": None,
             f"read {PCI}/{CARD[TWO]}/numa_node": "-1",
         },
         (TWO,),
@@ -419,6 +422,8 @@ NODES = {
     ),
 }
 POOL = "/sys/kernel/mm/hugepages/hugepages-2048kB"
+POOL_IN_USE = {f"read {POOL}/nr_hugepages": "40960", f"read {POOL}/free_hugepages": "40960"}
+KUBECTL = "run kubectl get nodes --request-timeout=1s -o jsonpath={.items[0].status.allocatable}"
 MEMORY = {
     "host-memory-short": Fault(
         {"read /proc/meminfo": meminfo(MemFree=20, MemAvailable=30)},
@@ -478,6 +483,12 @@ MEMORY = {
         },
         (TWO,),
         {"huge_page_bytes": 2 << 20},
+    ),
+    "kubelet-huge-pages-stale": Fault(
+        {**POOL_IN_USE, "names /var/lib/kubelet": ["pki"], KUBECTL: [0, '{"hugepages-2Mi":"0"}']},
+        POOL_IN_USE,
+        (TWO,),
+        {"huge_page_bytes": 2 << 20, "deployment": "kubernetes", "pinned_bytes_by_node": {}},
     ),
     "huge-pages-idle": Fault(
         {f"read {POOL}/free_hugepages": "4096", f"read {POOL}/nr_hugepages": "4096"},

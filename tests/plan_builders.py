@@ -48,12 +48,12 @@ def checkpoint(
     tables: tuple[LookupTable, ...] = (),
     model_type: str = "qwen3_moe",
     rank_sliced: int | None = None,
+    quantisation: str = "exl3",
     **config: object,
 ) -> Checkpoint:
     layers = (layer(0), layer(1)) if layers is None else layers
     shape = layers[0].experts[0] if layers else expert()
     settings: dict[str, object] = {
-        "quantization_config": {"quant_method": "exl3"},
         "num_hidden_layers": len(layers),
         "num_attention_heads": 8,
         "num_key_value_heads": 2,
@@ -62,7 +62,7 @@ def checkpoint(
     }
     return Checkpoint(
         path=Path("model"),
-        family=model_type,
+        family="deepseek_v4" if model_type.startswith("deepseek_v4") else model_type,
         model_type=model_type,
         hidden_size=shape.gate.k,
         intermediate_size=shape.gate.n,
@@ -74,6 +74,7 @@ def checkpoint(
         config=settings | config,
         tensors={},
         rank_sliced=rank_sliced,
+        quantisation=quantisation,
     )
 
 
@@ -101,6 +102,7 @@ def host(
     return Host(
         memory_total_bytes=memory,
         memory_available_bytes=memory,
+        memory_free_bytes=memory,
         numa_nodes=tuple(
             NumaNode(index=i, memory_total_bytes=each, memory_free_bytes=each) for i in range(nodes)
         ),

@@ -57,13 +57,13 @@ class Architecture:
 def read_architecture(config: Mapping[str, object]) -> Architecture:
     """Read the text model's fields: a nested text_config wins over the top level."""
     text = _text_config(config)
-    experts = _number(text, _EXPERTS, 0)
+    experts = _number(text, _EXPERTS, 0, most=100_000)
     top_k = _number(text, _TOP_K, 0)
     if experts and not 1 <= top_k <= experts:
         raise CheckpointError(
             f"config.json has {experts} routed experts and picks {top_k} of them for a token"
         )
-    layers = _number(text, _LAYERS, None)
+    layers = _number(text, _LAYERS, None, most=10_000)
     if layers == 0:
         raise CheckpointError("config.json says the model has 0 layers")
     quantization = text.get("quantization_config") or {}
@@ -81,7 +81,7 @@ def read_architecture(config: Mapping[str, object]) -> Architecture:
         shared_experts=_number(text, _SHARED, 0),
         moe_layers=moe_layers(text, layers) if experts else frozenset(),
         draft_layers=_number(text, _DRAFT_LAYERS, 0),
-        draft_experts=_number(text, _DRAFT_EXPERTS, experts),
+        draft_experts=_number(text, _DRAFT_EXPERTS, experts, most=100_000),
         draft_top_k=_number(text, _DRAFT_TOP_K, top_k),
         engram_layers=tuple(_numbers(text, "engram_layer_ids")),
         table_values=_number(text, ("engram_head_dim",), 0),
@@ -133,13 +133,20 @@ def _family(model_type: str) -> str:
     return next((family for family in _FAMILIES if name.startswith(family)), "unknown")
 
 
-def _number(config: Mapping[str, object], names: tuple[str, ...], default: int | None) -> int:
+def _number(
+    config: Mapping[str, object],
+    names: tuple[str, ...],
+    default: int | None,
+    most: int = 1 << 40,
+) -> int:
     for name in names:
         value = config.get(name)
         if value is None:
             continue
         if type(value) is not int or value < 0:
             raise CheckpointError(f"config.json has {name} = {value!a}; a whole number is needed")
+        if value > most:
+            raise CheckpointError(f"config.json has {name} = {value}; {most} would be a lot")
         return value
     if default is None:
         raise CheckpointError(f"config.json has no {' or '.join(names)}")

@@ -1,15 +1,18 @@
 """What quantization_config declares, held against what the shapes say. Shapes win.
 
-`bits` is a declared average: packages say 2.9 or 3.02 for K = 3 throughout, or 2.51 for a mix of 2
-and 3. So a value inside, or within half a bit of, the widths stored is only worth a warning; one
-farther away cannot be an average of these tensors, and says that the files do not belong together.
+`bits` is a declared average: packages say 2.51 for a mix of 2 and 3, but also 2.9 or 3.02 for K = 3
+throughout. A value between the widths stored is true; one up to half a bit outside them is worth a
+warning; one farther away cannot come from these tensors, and says that the files do not belong
+together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from appliance.checkpoint.config import Architecture
 from appliance.checkpoint.model import ExpertShape, MoeLayer, ProjectionShape
+from appliance.checkpoint.names import place
 from appliance.errors import CheckpointError
 
 _DEFAULT_CODEBOOK = ("3inst", "default", "")
@@ -17,7 +20,7 @@ _SLACK_BITS = 0.5
 
 
 def check_contract(
-    quantization: Mapping[str, object],
+    architecture: Architecture,
     stored_as: str,
     layers: tuple[MoeLayer, ...],
     linears: Mapping[str, ProjectionShape],
@@ -26,6 +29,7 @@ def check_contract(
 
     `linears` are the EXL3 tensors that are no routed experts, by name, the head among them.
     """
+    quantization = architecture.quantization
     method = quantization.get("quant_method")
     if not layers and not linears:
         if method == "exl3" and not stored_as.startswith("exl3"):
@@ -45,7 +49,7 @@ def check_contract(
             fix="take config.json from the repository that the shards came from",
         )
     _check_codebook(quantization, layers, linears)
-    warnings += _check_bits(quantization, layers, linears)
+    warnings += _check_bits(quantization, _averaged(architecture, layers, linears))
     warnings += _mixed_widths(layers)
     return warnings
 
@@ -88,35 +92,45 @@ def _check_codebook(
             )
 
 
-def _check_bits(
-    quantization: Mapping[str, object],
+def _averaged(
+    architecture: Architecture,
     layers: tuple[MoeLayer, ...],
     linears: Mapping[str, ProjectionShape],
-) -> list[str]:
-    declared = quantization.get("bits")
-    if declared is None:
-        return []
-    if isinstance(declared, bool) or not isinstance(declared, int | float):
-        raise CheckpointError(f"config.json has bits = {declared!a}; a number is needed")
-    # The head and draft layers have widths of their own (head_bits, mtp_bits).
+) -> set[float]:
+    """The widths that `bits` averages: head and draft layers have head_bits and mtp_bits."""
     widths = {
         shape.bits
         for layer in layers
         if not layer.draft
         for _, expert in _distinct(layer)
         for shape in expert.projections
-    } | {shape.bits for name, shape in linears.items() if "head" not in name}
-    if not widths or widths == {declared}:
+    }
+    for name, shape in linears.items():
+        spot = place(name + ".", architecture.hidden_layers)
+        if spot.role not in ("head", "draft"):
+            widths.add(shape.bits)
+    return widths
+
+
+def _check_bits(quantization: Mapping[str, object], widths: set[float]) -> list[str]:
+    declared = quantization.get("bits")
+    if declared is None:
+        return []
+    if isinstance(declared, bool) or not isinstance(declared, int | float):
+        raise CheckpointError(f"config.json has bits = {declared!a}; a number is needed")
+    if not widths:
         return []
     low, high = min(widths), max(widths)
+    if low <= declared <= high:
+        return []
     text = " and ".join(f"{width:g}" for width in sorted(widths))
     if not low - _SLACK_BITS < declared < high + _SLACK_BITS:
         raise CheckpointError(
-            f"config.json declares {declared} bits; the shapes say K = {text}, and no average of "
-            f"those is {declared}",
+            f"config.json declares {declared} bits; the shapes say K = {text}, which does not "
+            f"average to {declared}",
             fix="take config.json and shards from one repository and revision",
         )
-    return [f"config.json declares {declared} bits, an average; the shapes say K = {text}"]
+    return [f"config.json declares {declared} bits; the shapes say K = {text}, and they count"]
 
 
 def _mixed_widths(layers: tuple[MoeLayer, ...]) -> list[str]:

@@ -29,6 +29,10 @@ def check_layers(
         seen.add(spot.layer)
         if spot.role == "router":
             routed[spot.layer] = name
+    if not seen:
+        raise CheckpointError(
+            "no tensor's name has a layer (layers.0 and so on): a family unknown to this reader"
+        )
     for layer in range(architecture.hidden_layers):
         if layer not in seen:
             raise CheckpointError(

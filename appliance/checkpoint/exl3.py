@@ -39,7 +39,15 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 def checkpoint_digest(tensors: Mapping[str, Tensor]) -> str:
     """sha256 over the sorted (name, dtype, shape, size): the same model however it is sharded."""
-    lines = [f"{name} {t.dtype} {t.shape} {t.size_bytes}\n" for name, t in sorted(tensors.items())]
+    kinds: dict[tuple[str, tuple[int, ...]], str] = {}
+    lines = []
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        kind = (tensor.dtype, tensor.shape)
+        text = kinds.get(kind)
+        if text is None:
+            text = kinds[kind] = f" {tensor.dtype} {tensor.shape} {tensor.size_bytes}\n"
+        lines.append(name + text)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
@@ -60,7 +68,7 @@ def _build(
     plain = {prefix: bank for prefix, bank in banks.items() if not bank.is_exl3}
     stored_as = quantisation(architecture, layers, plain)
     dense_linears = read_linears(rest, linears)
-    warnings += check_contract(architecture.quantization, stored_as, layers, dense_linears)
+    warnings += check_contract(architecture, stored_as, layers, dense_linears)
     return Checkpoint(
         path=path,
         family=architecture.family,

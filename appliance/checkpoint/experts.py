@@ -18,7 +18,9 @@ _PROJECTIONS = {
     "gate": ("gate_proj", "w1"), "up": ("up_proj", "w3"), "down": ("down_proj", "w2"),
 }  # fmt: skip
 _ROLE_OF = {word: role for role, words in _PROJECTIONS.items() for word in words}
-_ONE_EXPERT = re.compile(r"(.*\bexperts)\.(\d{1,6})\.(\w+?)(?:\.rank(\d{1,4}))?\.(\w+)")
+_ONE_EXPERT = re.compile(
+    r"(.*\bexperts)\.(0|[1-9]\d{0,5})\.(\w+?)(?:\.rank(0|[1-9]\d{0,3}))?\.(\w+)"
+)
 _ROUTED = re.compile(r"(.*\bexperts)\.\w")
 WHOLE = -1  # in place of a rank: the projection is not rank-sliced
 

@@ -12,6 +12,7 @@ from appliance.checkpoint.strictjson import read_object
 from appliance.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
+_SHARD = re.compile(r"[ !-.0-~]+\.safetensors")  # printable, and in this folder
 _NUMBERED = re.compile(r".*-(\d{1,6})-of-(\d{1,6})\.safetensors")
 
 
@@ -37,6 +38,13 @@ def read_shards(
     present = sorted(file.name for file in folder.glob("*.safetensors"))
     if not present:
         raise CheckpointError(f"{folder} has no *.safetensors file", fix="download the shards")
+    mistral = [name for name in present if name.startswith("consolidated")]
+    if mistral:
+        raise CheckpointError(
+            f"{folder} has {mistral[0]}: vLLM takes that for Mistral's own format and would load "
+            "nothing else",
+            fix="move it out of the folder",
+        )
     if not (folder / INDEX).is_file():
         _check_numbering(folder, present)
         return _merge(folder, present), []
@@ -62,7 +70,7 @@ def _read_index(file: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{file} has no weight_map", fix=AGAIN)
     for tensor, shard in weight_map.items():
-        if not isinstance(shard, str) or "/" in shard or not shard.endswith(".safetensors"):
+        if not isinstance(shard, str) or not _SHARD.fullmatch(shard):
             raise CheckpointError(f"{file} puts {tensor!a} in {shard!a}, which is no shard's name")
     return weight_map
 

@@ -11,9 +11,8 @@ import re
 from dataclasses import dataclass
 
 _WRAPPERS = r"(?:(?:model|language_model|text_model)\.)*"
-_LAYER = re.compile(_WRAPPERS + r"layers\.(\d{1,6})\.")
-_DRAFT = re.compile(_WRAPPERS + r"mtp\w*\.(?:layers\.)?(?:(\d{1,6})\.)?")
-_RANK = re.compile(r"\.rank(\d{1,4})\.")
+_LAYER = re.compile(_WRAPPERS + r"layers\.(0|[1-9]\d{0,5})\.")
+_DRAFT = re.compile(_WRAPPERS + r"mtp\w*\.(?:layers\.)?(?:(0|[1-9]\d{0,5})\.)?")
 
 # (what the name contains, role, sharded by tensor parallelism)
 _ROLES = tuple(
@@ -29,7 +28,7 @@ _ROLES = tuple(
         (r"\.(?:engram|ple)\.|\bngram_embeddings?\.", "lookup", False),
         # Attention: low-rank inputs, indexers and compressors are replicated.
         (r"\.\w*(?:attn|attention)\..*(?:norm|indexer|compressor)", "attention", False),
-        (r"\.\w*(?:attn|attention)\.(?:q_a_proj|kv_a_proj\w*|wq_a|wkv)\.", "attention", False),
+        (r"\.\w*(?:attn|attention)\.(?:\w*_a_proj\w*|wq_a|wkv)\.", "attention", False),
         (r"\.\w*(?:attn|attention)\.", "attention", True),
         (r"\.shared_experts?\.", "shared_experts", True),
         (r"\.shared_expert_gate\.", "shared_experts", False),
@@ -71,9 +70,3 @@ def layer_of(name: str, hidden_layers: int) -> tuple[int | None, bool]:
         layer = int(match[1])
         return layer, layer >= hidden_layers
     return None, False
-
-
-def rank_of(name: str) -> int | None:
-    """The tensor-parallel rank a rank-sliced checkpoint wrote into the name."""
-    match = _RANK.search(name)
-    return int(match[1]) if match else None

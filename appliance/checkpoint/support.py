@@ -41,5 +41,5 @@ def require_tensor_parallel(checkpoint: Checkpoint, degree: int) -> None:
         raise UnsupportedError(
             f"{checkpoint.path}: experts of intermediate size {size} cut for {degree} ranks are "
             f"{size / degree:g} wide, no multiple of {HADAMARD}",
-            fix=f"tensor parallelism {max(fits)}, or expert parallelism",
+            fix=f"tensor parallelism {max(fits)}, or expert parallelism" if fits else None,
         )

@@ -13,7 +13,7 @@ import typer
 from typer.exceptions import TyperException
 
 from appliance import render
-from appliance.cli import container, demo, planning, serving, weights
+from appliance.cli import container, demo, machine, planning, serving, weights
 from appliance.errors import ApplianceError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app = typer.Typer(
 serving.register(app)
 demo.register(app)
 container.register(app)
+app.add_typer(machine.group, name="preflight")
 app.add_typer(planning.group, name="plan")
 app.add_typer(weights.group, name="weights")
 
@@ -40,10 +41,6 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         render.say("interrupted")
         return 130
-    except BrokenPipeError:
-        # `appliance logs | head`: nobody reads any more, and nothing is wrong.
-        sys.stderr.close()
-        return 0
     except TyperException as problem:
         render.say(f"error: {problem.format_message()}")
         render.say("  fix: appliance --help, or --help after the command")

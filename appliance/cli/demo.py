@@ -13,8 +13,9 @@ import typer
 from appliance import render
 from appliance.cli import options, serving
 from appliance.cli.view import home_rows
+from appliance.cli.watch import watched
 from appliance.errors import ServeError
-from appliance.settings import read_settings
+from appliance.settings import Settings, inherited_environment, read_settings
 
 if TYPE_CHECKING:
     from appliance.serve.client import Client
@@ -25,6 +26,7 @@ QUESTION = "Where do idle experts wait?"
 ANSWER_TOKENS = 64
 STREAMS = 4
 CONTEXT_TOKENS = 2048
+ANSWERS_SECONDS = 20.0
 HOST_SHARE = 0.5  # whatever the machine: both homes are to be seen
 
 
@@ -42,7 +44,7 @@ def demo(
     settings = read_settings()
     files = serving.files_of(settings)
     model = settings.state_dir.absolute() / "demo" / NAME
-    make_model(model)
+    make_model(model, settings)
     state = running(files, model)
     if state is None:
         state = start(files, model, port)
@@ -52,16 +54,19 @@ def demo(
     say_where(files, state)
 
 
-def make_model(model: Path) -> None:
+def make_model(model: Path, settings: Settings) -> None:
     from appliance.checkpoint.synth import SynthSpec, synthesize
+    from appliance.serve.answers import EXPECTATIONS_FILE, make_expectations
 
     if model.exists():
-        render.say(f"the small model of an earlier demo is at {model}")
-        return
-    with render.Progress(f"making a small EXL3 model in {model}") as progress:
-        synthesize(
-            model, SynthSpec(), progress=lambda _, done, total: progress.advance(done, total)
-        )
+        render.say(f"the small model of an earlier demo is in {model}")
+    else:
+        with render.Progress(f"making a small EXL3 model in {model}") as bar:
+            synthesize(model, SynthSpec(), progress=lambda _, done, total: bar.advance(done, total))
+    if not (model / EXPECTATIONS_FILE).exists():
+        with render.Progress("working out known answers without the engine", ANSWERS_SECONDS):
+            output = model.with_name("answers.log")
+            make_expectations(model, settings.engine_python, inherited_environment(), output)
 
 
 def running(files: Files, model: Path) -> State | None:
@@ -75,22 +80,25 @@ def running(files: Files, model: Path) -> State | None:
 
 def start(files: Files, model: Path, port: int | None) -> State:
     from appliance.plan.explain import show_lines
-    from appliance.plan.model import load_plan
     from appliance.serve import local
     from appliance.serve.prepare import Request, prepare
-    from appliance.settings import inherited_environment
 
     policy = options.policy(
         streams=STREAMS, context_tokens=CONTEXT_TOKENS, host_share=HOST_SHARE, tensor_parallel=1
     )
     wishes = serving.wishes_of(read_settings(), port=port, name=NAME)
+    # A small model serves on machines that a large one should not: every finding only warns.
+    request = Request(model, None, policy, ignore=None)
     with render.Progress("looking at this machine and planning every expert"):
-        spec = prepare(Request(model, None, policy), wishes, files)
+        prepared = prepare(request, wishes, files)
+    serving.say_findings(prepared)
+    spec = prepared.spec
     render.say(f"the plan, in {spec.plan_path}:")
-    for line in show_lines(load_plan(spec.plan_path)):
+    for line in show_lines(prepared.plan):
         render.say(f"  {line}")
-    with serving.watched() as observe:
-        return local.detach(serving.supervisor_argv(spec), spec, inherited_environment(), observe)
+    argv = serving.supervisor_argv(spec, {finding.check for finding in prepared.findings})
+    with watched() as observe:
+        return local.detach(argv, spec, inherited_environment(), observe)
 
 
 def ask(client: Client) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from appliance import render
+
 if TYPE_CHECKING:
     from appliance.plan.request import Policy
     from appliance.plan.routing import Heat
@@ -32,8 +34,12 @@ HostShare = Annotated[
         help="Share of the experts to keep on the host, 0 to 1 (default: what does not fit)."
     ),
 ]
-HeatFile = Annotated[
-    Path | None, typer.Option("--heat", help="Routing counts to rank experts by.", metavar="FILE")
+Ignore = Annotated[
+    list[str] | None, typer.Option(help="A failure of this check only warns.", metavar="ID")
+]
+HeatFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--heat", help="Routing counts or traces to rank experts by.", metavar="FILE"),
 ]
 
 
@@ -44,26 +50,31 @@ def policy(**wishes: Any) -> Policy:
     return Policy(**{name: value for name, value in wishes.items() if value is not None})
 
 
-def heat(path: Path | None) -> Heat | None:
-    from appliance.errors import UsageError
-    from appliance.plan.routing import heat_from_json
+def heat(files: list[Path] | None) -> Heat | None:
+    """Counts of any known format, added up; what had to be said about them is said."""
+    from appliance.plan.heat_files import read_heat
 
-    if path is None:
+    if not files:
         return None
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the routing counts {path}: {error}") from error
-    return heat_from_json(text, str(path))
+    found = read_heat(files)
+    for note in found.notes:
+        render.say(f"note: {note}")
+    return found.heat
 
 
-def machine(recorded: Path | None) -> Host:
-    """This machine, or the one recorded in a folder."""
+def machine(recorded: Path | None, record: Path | None = None) -> Host:
+    """This machine, or the one recorded in a folder; kept in `record` where that is given."""
     from appliance.errors import UsageError
-    from preflight import Live, Recorded, inspect
+    from preflight import Live, Recorded, Recording, inspect
     from preflight.answers import Unreadable
 
     try:
-        return inspect(Live() if recorded is None else Recorded(recorded))
+        source = Live() if recorded is None else Recorded(recorded)
     except Unreadable as error:
         raise UsageError(f"cannot replay a machine: {error}") from error
+    if record is None:
+        return inspect(source)
+    recording = Recording(source, record)
+    host = inspect(recording)
+    recording.save()
+    return host

@@ -1,4 +1,4 @@
-"""plan make, show, ledger, explain: a plan without an engine."""
+"""plan make, show, ledger, explain, diff: a plan without an engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make(
     streams: options.Streams = None,
     context: options.Context = None,
     host_share: options.HostShare = None,
-    heat: options.HeatFile = None,
+    heat: options.HeatFiles = None,
 ) -> None:
     """Read the headers and the machine, give every expert a home, write plan.json."""
     from appliance.checkpoint.exl3 import read_checkpoint
@@ -79,9 +79,18 @@ def ledger(plan: PlanPath) -> None:
 
 
 @group.command()
-def explain(plan: PlanPath, layer: int, expert: int, heat: options.HeatFile = None) -> None:
+def explain(plan: PlanPath, layer: int, expert: int, heat: options.HeatFiles = None) -> None:
     """Where one expert lives, and why."""
     from appliance.plan.explain import explain as explained
     from appliance.plan.model import load_plan
 
     render.data(explained(load_plan(plan), layer, expert, options.heat(heat)))
+
+
+@group.command()
+def diff(old: PlanPath, new: PlanPath) -> None:
+    """Which experts moved between two plans of a model, and what that changes."""
+    from appliance.plan.compare import diff_lines
+    from appliance.plan.model import load_plan
+
+    render.lines(diff_lines(load_plan(old), load_plan(new)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +13,14 @@ import typer
 
 from appliance import render
 from appliance.cli import options
+from appliance.cli.watch import watched
 from appliance.settings import Settings, inherited_environment, read_settings
 
 if TYPE_CHECKING:
+    from appliance.serve.prepare import Prepared
     from appliance.serve.run import StopRequest
     from appliance.serve.spec import ServeSpec, Wishes
-    from appliance.serve.state import Files, State
+    from appliance.serve.state import Files
 
 PlanFile = Annotated[
     Path | None, typer.Option("--plan", help="Serve this plan instead of making one.")
@@ -75,7 +77,8 @@ def up(
     streams: options.Streams = None,
     context: options.Context = None,
     host_share: options.HostShare = None,
-    heat: options.HeatFile = None,
+    heat: options.HeatFiles = None,
+    ignore: options.Ignore = None,
 ) -> int:
     """Plan a model on this machine, start the engine, prove it, serve it.
 
@@ -91,31 +94,44 @@ def up(
         context_tokens=context,
         host_share=host_share,
     )
-    request = Request(model, plan, policy, options.heat(heat), dry_run)
+    ignored = tuple(ignore or ())
+    request = Request(model, plan, policy, options.heat(heat), dry_run, ignored)
     wishes = wishes_of(settings, host=host, port=port, name=name)
     with render.Progress("reading the checkpoint, the machine and the plan"):
-        spec = prepare(request, wishes, files_of(settings))
+        prepared = prepare(request, wishes, files_of(settings))
+    say_findings(prepared)
+    spec = prepared.spec
     if dry_run:
         render.data(spec.command())
         return 0
-    return start_detached(spec) if detach else supervise_here(spec)
+    return start_detached(spec, ignored) if detach else supervise_here(spec)
 
 
-def start_detached(spec: ServeSpec) -> int:
+def say_findings(prepared: Prepared) -> None:
+    for warning in prepared.checkpoint.warnings:
+        render.say(f"warning: {warning}")
+    for finding in prepared.findings:
+        fix = f" (fix: {finding.fix})" if finding.fix else ""
+        render.say(f"warning: {finding.check}: {finding.saw}{fix}")
+
+
+def start_detached(spec: ServeSpec, ignore: Iterable[str]) -> int:
     """Start a supervisor of its own session, wait until it serves."""
     from appliance.serve import local
 
+    argv = supervisor_argv(spec, ignore)
     with watched() as observe:
-        local.detach(supervisor_argv(spec), spec, inherited_environment(), observe)
+        local.detach(argv, spec, inherited_environment(), observe)
     return 0
 
 
-def supervisor_argv(spec: ServeSpec) -> list[str]:
+def supervisor_argv(spec: ServeSpec, ignore: Iterable[str]) -> list[str]:
     """The command line that supervises exactly this spec in the foreground."""
     return [
         *(sys.executable, "-m", "appliance.cli", "up"),
         *("--model", str(spec.model), "--plan", str(spec.plan_path), "--name", spec.served_name),
         *("--host", spec.host, "--port", str(spec.port)),
+        *(f"--ignore={check}" for check in ignore),
     ]
 
 
@@ -139,50 +155,6 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def watched() -> Iterator[Watch]:
-    watch = Watch()
-    try:
-        yield watch
-    finally:
-        watch.close()
-
-
-class Watch:
-    """Shows each phase of a start or a stop as it comes; called with the state again and again."""
-
-    WORDS = {  # noqa: RUF012 (never changed)
-        "starting": "starting the engine and loading the weights",
-        "proving": "proving the engine",
-        "draining": "waiting for accepted requests to finish",
-    }
-
-    def __init__(self) -> None:
-        self._phase: str | None = None
-        self._progress: render.Progress | None = None
-
-    def __call__(self, state: State) -> None:
-        if state.phase == self._phase:
-            return
-        self.close()
-        self._phase = state.phase
-        if state.phase in self.WORDS:
-            expected = state.expected_load_seconds if state.phase == "starting" else None
-            self._progress = render.Progress(self.WORDS[state.phase], expected)
-            self._progress.__enter__()
-        elif state.phase in ("ready", "unproved"):
-            self._serving(state)
-
-    def close(self) -> None:
-        if self._progress is not None:
-            self._progress.__exit__(None, None, None)
-            self._progress = None
-
-    def _serving(self, state: State) -> None:
-        render.say(f"{state.words}: {state.message}")
-        render.say(f"{state.served_name} on {state.url}/v1, API key in {state.keys}")
 
 
 def status(json: options.Json = False) -> int:

@@ -32,23 +32,21 @@ def status_rows(found: Status) -> list[Row]:
 
 
 def home_rows(engine: Any) -> list[Row]:
-    """Where the experts live and what was read from the host, over all ranks."""
-    if engine is None:
-        return []
+    """Where each rank's experts live, and what it read from the host since it serves.
+
+    By rank: ranks that share every expert count the same picks, so a sum would count them twice.
+    """
     rows: list[Row] = []
-    for rank in engine["ranks"]:
+    for rank in engine["ranks"] if engine is not None else ():
+        name = f"rank {rank['rank']}"
         for home, held in rank["homes"].items():
-            where = f"rank {rank['rank']}, {home}"
-            rows.append((where, f"{held['experts']:,} experts, {size(held['bytes'])}"))
-    picks = {
-        home: sum(rank["picks"][home] for rank in engine["ranks"]) for home in ("device", "host")
-    }
-    total = sum(picks.values())
-    if total:
-        share = picks["host"] / total
-        rows.append(("routed picks", f"{total:,}, of these {share:.1%} of experts on the host"))
-    read = sum(rank["host_bytes_read"] for rank in engine["ranks"])
-    rows.append(("from host memory", f"{size(read)} since it serves"))
+            rows.append((f"{name}, {home}", f"{held['experts']:,} experts, {size(held['bytes'])}"))
+        picks, read = rank["picks"], size(rank["host_bytes_read"])
+        total = picks["device"] + picks["host"]
+        share = (
+            f"{picks['host'] / total:.1%} of {total:,} picks were there" if total else "no picks"
+        )
+        rows.append((f"{name}, read from host", f"{read}; {share}"))
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from appliance import render
 from appliance.cli import options
+from appliance.errors import UsageError
 
 group = typer.Typer(
     help="Checkpoints: what one holds, or make a small one.",
@@ -34,15 +36,54 @@ def synth(
     ] = None,
     codebook: Annotated[str | None, typer.Option(help="3inst, mcg or mul1.")] = None,
     seed: Number = None,
+    headers_only: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead: a large model's headers in sparse files of the true size, to plan it.",
+            metavar="MODEL",
+        ),
+    ] = None,
+    known_answers: Annotated[
+        bool, typer.Option("--known-answers", help="Also work out expectations.json (20 s).")
+    ] = False,
 ) -> None:
     """Make a small valid EXL3 checkpoint that the engine can serve. Same options, same bytes."""
     from appliance.checkpoint.synth import SynthSpec, synthesize
 
-    asked = {name: value for name, value in locals().items() if name in SynthSpec.__slots__}
-    spec = SynthSpec(**{name: value for name, value in asked.items() if value is not None})
+    asked = {
+        name: value
+        for name, value in locals().items()
+        if name in SynthSpec.__slots__ and value is not None
+    }
+    if headers_only is not None:
+        if asked or known_answers:
+            raise UsageError("--headers-only makes a model as it is: no other option goes with it")
+        make_headers(out, headers_only)
+        return
+    spec = SynthSpec(**asked)
     with render.Progress(f"making a {spec.family} checkpoint in {out}") as progress:
         synthesize(out, spec, progress=lambda what, done, total: progress.advance(done, total))
+    if known_answers:
+        with render.Progress("working out known answers without the engine", 20.0):
+            make_known_answers(out)
     render.data(str(out))
+
+
+def make_headers(out: Path, model: str) -> None:
+    from appliance.checkpoint.synth import headers_only
+
+    with render.Progress(f"writing the headers of {model} in {out}") as progress:
+        headers_only(out, model, progress=lambda what, done, total: progress.advance(done, total))
+    render.data(str(out))
+
+
+def make_known_answers(model: Path) -> None:
+    from appliance.serve.answers import make_expectations
+    from appliance.settings import inherited_environment, read_settings
+
+    with tempfile.TemporaryDirectory() as aside:
+        python = read_settings().engine_python
+        make_expectations(model, python, inherited_environment(), Path(aside) / "answers.log")
 
 
 @group.command()

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from appliance.checkpoint.model import Checkpoint, ExpertShape, MoeLayer
 from appliance.engine.hostmem import HostMapping, Node
+from appliance.engine.pinning import Pinned, chunks
 from appliance.plan.model import BLOCK_ALIGNMENT_BYTES, Home, Plan, expert_block_bytes, parse_ids
 
 HOMES: tuple[Home, Home] = ("device", "host")
@@ -54,10 +56,19 @@ class Shard:
 class Pool:
     """Memory of one home: `size_bytes` exactly, at `address`, as bytes in `memory`."""
 
-    def __init__(self, home: Home, size_bytes: int, device: torch.device, node: Node | None):
+    def __init__(
+        self,
+        home: Home,
+        size_bytes: int,
+        device: torch.device,
+        node: Node | None,
+        starts: Sequence[int] = (),
+    ) -> None:
+        """`starts`: offsets of the blocks, ascending; a registration ends at one of them."""
         self.home = home
         self.size_bytes = size_bytes
         self.mapping: HostMapping | None = None
+        self.pinned: Pinned | None = None
         if size_bytes == 0:
             self.memory = torch.empty(0, dtype=torch.uint8)
         elif home == "device" and device.type != "cpu":
@@ -67,7 +78,16 @@ class Pool:
             self.mapping = HostMapping(size_bytes, node=node)
             view = self.mapping.view(0, size_bytes)
             self.memory = torch.frombuffer(view, dtype=torch.uint8)
+            if device.type != "cpu":
+                self.pinned = Pinned(self.mapping.address, chunks(starts, size_bytes))
         self.address = self.memory.data_ptr() if size_bytes else 0
+
+    def close(self) -> None:
+        """Unregister and unmap host memory. Nobody may read it any more."""
+        if self.pinned is not None:
+            self.pinned.close()
+        if self.mapping is not None:
+            self.mapping.close()
 
     def contains(self, address: int, size_bytes: int) -> bool:
         return self.address <= address and address + size_bytes <= self.address + self.size_bytes
@@ -86,9 +106,10 @@ class Arena:
         self.shard = Shard(0 if plan.expert_parallel else rank, parts)
         offsets, sizes = self._layout(parts)
         node = None if self.plan.numa_node is None else Node(self.plan.numa_node, self._cpus())
+        starts = [offset for home, offset, _ in offsets.values() if home == "host"]
         self.pools = {
             "device": Pool("device", sizes["device"], device, None),
-            "host": Pool("host", sizes["host"], device, node),
+            "host": Pool("host", sizes["host"], device, node, starts),
         }
         self.blocks = {
             key: Block(home, self.pools[home].address + offset, size)

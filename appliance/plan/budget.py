@@ -13,6 +13,7 @@ from typing import Literal
 
 from appliance.checkpoint.model import Checkpoint, MoeLayer
 from appliance.plan.cards import Card
+from appliance.plan.kernel_curve import H200, KernelCurve
 from appliance.plan.kv import KvCost, kv_cache_bytes, kv_cost, text_config
 from appliance.plan.model import EXPERTS_IN, LedgerLine, expert_block_bytes
 from appliance.plan.request import Policy
@@ -51,6 +52,8 @@ class Demand:
     context_tokens: int
     conversations: int
     policy: Policy
+    device: Literal["cuda", "cpu"] = "cuda"
+    curve: KernelCurve = H200
 
     @property
     def expert_ranks(self) -> int:
@@ -65,7 +68,7 @@ class Demand:
 
     @cached_property
     def kv(self) -> KvCost:
-        return kv_cost(self.checkpoint, self.ranks)
+        return kv_cost(self.checkpoint, self.ranks, float32=self.device == "cpu")
 
     @property
     def kv_bytes(self) -> int:

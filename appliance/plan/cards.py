@@ -42,6 +42,17 @@ def choose_cards(host: Host, policy: Policy) -> tuple[Card, ...]:
     return cards
 
 
+def link_bytes_per_second(host: Host, gpu: Gpu) -> float | None:
+    """What a kernel reads from the card's own memory node: measured if it was, else by the link."""
+    if host.measured is not None:
+        for rates in (host.measured.links_all_at_once, host.measured.links):
+            for rate in rates:
+                near = gpu.numa_node is None or rate.numa_node == gpu.numa_node
+                if rate.gpu == gpu.index and near and rate.zero_copy_bytes_per_second:
+                    return rate.zero_copy_bytes_per_second
+    return pcie_bytes_per_second(gpu)
+
+
 def pcie_bytes_per_second(gpu: Gpu) -> float | None:
     """What a kernel reads over this card's link, from generation and width; None where unknown.
 
@@ -63,10 +74,15 @@ def _gpu_cards(host: Host, policy: Policy) -> tuple[Card, ...]:
         raise PlanError(f"{max(count, 1)} GPUs are asked for and the host has {len(host.gpus)}",
                         fix="ask for fewer, or plan with --device cpu")  # fmt: skip
     chosen = sorted(host.gpus, key=lambda gpu: gpu.index)[:count]
-    return tuple(_gpu_card(rank, gpu, policy) for rank, gpu in enumerate(chosen))
+    return tuple(_gpu_card(rank, gpu, host, policy) for rank, gpu in enumerate(chosen))
 
 
-def _gpu_card(rank: int, gpu: Gpu, policy: Policy) -> Card:
+def _gpu_card(rank: int, gpu: Gpu, host: Host, policy: Policy) -> Card:
+    if gpu.fault is not None:
+        raise PlanError(
+            f"GPU {gpu.index} cannot be used: {gpu.fault}",
+            fix="repair it (appliance preflight says how), or plan without it",
+        )
     capacity, asked = gpu.memory_total_bytes, policy.device_capacity_bytes
     if capacity is None and asked is None:
         raise PlanError(f"the memory of GPU {gpu.index} could not be read",
@@ -77,7 +93,7 @@ def _gpu_card(rank: int, gpu: Gpu, policy: Policy) -> Card:
             fix="ask for less, or leave it out to use all of it",
         )
     rates = policy.link_bytes_per_second
-    rate = rates[rank] if rates and rank < len(rates) else pcie_bytes_per_second(gpu)
+    rate = rates[rank] if rates and rank < len(rates) else link_bytes_per_second(host, gpu)
     return Card(rank, "cuda", asked or capacity or 0, f"card {rank}", gpu, "pcie", rate)
 
 

@@ -94,3 +94,10 @@ def _check_homes(plan: Plan, rank: RankPlan, layer: MoeLayer, placement: LayerPl
         what = "has no home" if odd in owned else "is not this rank's"
         raise PlanError(f"rank {rank.rank}, layer {layer.index}: expert {odd} {what}",
                         fix="make the plan again")  # fmt: skip
+    slots = placement.slot_experts
+    if not slots <= host or len(slots) > placement.cache_slots:
+        raise PlanError(
+            f"rank {rank.rank}, layer {layer.index}: {len(slots)} experts start in "
+            f"{placement.cache_slots} slots and each needs its copy on the host",
+            fix="make the plan again",
+        )

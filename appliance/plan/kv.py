@@ -36,8 +36,10 @@ def context_limit(checkpoint: Checkpoint) -> int | None:
     return _whole(text_config(checkpoint), "max_position_embeddings")
 
 
-def kv_cost(checkpoint: Checkpoint, tensor_parallel: int) -> KvCost:
+def kv_cost(checkpoint: Checkpoint, tensor_parallel: int, float32: bool = False) -> KvCost:
     """KV bytes per token and rank. Raises UnsupportedError where the config does not say.
+
+    float32: the engine computes in float32, as it does without a GPU.
 
     Grouped-query heads are shared by ranks and repeated when there are more ranks than heads;
     a latent (MLA) cache is held whole by every rank.
@@ -54,7 +56,7 @@ def kv_cost(checkpoint: Checkpoint, tensor_parallel: int) -> KvCost:
             "measured",
             "2.24 KB a token over 40 layers, measured on DeepSeek-V4.1-Flash",
         )
-    item, item_name = _item_bytes(config)
+    item, item_name = (4, "4 B") if float32 else _item_bytes(config)
     attending, which = _attending_layers(config, layers)
     latent, rope = _whole(config, "kv_lora_rank"), _whole(config, "qk_rope_head_dim")
     if latent is not None and rope is not None:

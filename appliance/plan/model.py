@@ -10,14 +10,17 @@ import difflib
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from appliance.checkpoint.model import ExpertShape
 from appliance.errors import PlanError
+from appliance.plan.outlook import Forecast, StreamPrediction
+from appliance.plan.strict import Bytes, Strict
 
 SCHEMA_VERSION: Literal[1] = 1
 BLOCK_ALIGNMENT_BYTES = 4096
@@ -27,7 +30,6 @@ EXPERTS_IN: dict[Home, str] = {
     "device": "routed experts, resident",
     "host": "routed experts, on host",
 }
-Bytes = Annotated[int, Field(ge=0)]
 
 
 def format_ids(ids: Iterable[int]) -> str:
@@ -41,6 +43,7 @@ def format_ids(ids: Iterable[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
+@lru_cache(maxsize=8192)
 def parse_ids(text: str) -> frozenset[int]:
     """The inverse of format_ids. Raises PlanError on anything else."""
     out: set[int] = set()
@@ -64,10 +67,6 @@ def expert_block_bytes(shape: ExpertShape, tensor_parallel: int) -> int:
     return -(-exact // BLOCK_ALIGNMENT_BYTES) * BLOCK_ALIGNMENT_BYTES
 
 
-class Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 class LedgerLine(Strict):
     """One line of a rank's byte ledger. `source`: header, formula, measured or setting."""
 
@@ -79,12 +78,16 @@ class LedgerLine(Strict):
 
 
 class LayerPlacement(Strict):
-    """Homes of this rank's experts of one layer, and the layer's spare cache slots."""
+    """Homes of this rank's experts of one layer, and the layer's spare cache slots.
+
+    `in_slots`: the host experts that the slots hold at the start, hottest first to be filled.
+    """
 
     layer: int
     device: str
     host: str
     cache_slots: Annotated[int, Field(ge=0)] = 0
+    in_slots: str = ""
 
     @property
     def device_experts(self) -> frozenset[int]:
@@ -94,6 +97,10 @@ class LayerPlacement(Strict):
     def host_experts(self) -> frozenset[int]:
         return parse_ids(self.host)
 
+    @property
+    def slot_experts(self) -> frozenset[int]:
+        return parse_ids(self.in_slots)
+
 
 class RankPlan(Strict):
     """One rank: its GPU (None on the CPU engine), its memory node, its bytes and its experts."""
@@ -102,6 +109,7 @@ class RankPlan(Strict):
     device: Literal["cuda", "cpu"]
     gpu: str | None = None
     gpu_name: str | None = None
+    compute_capability: str | None = None
     numa_node: int | None = None
     cpus: str | None = None
     link: Literal["pcie", "c2c", "nvlink", "memory"] = "pcie"
@@ -133,6 +141,25 @@ class Serving(Strict):
     kv_block_tokens: Annotated[int, Field(ge=1)] | None = None
 
 
+class CacheRules(Strict):
+    """How the slots follow the traffic; defaults measured in docs/measurements/slot-policy.md.
+
+    half_life_rows       routed rows after which a pick counts half
+    hysteresis           how many times hotter the newcomer must be than what it evicts
+    deviations           and by how many standard deviations of the two counts
+    promotions_per_row   copies over the link that one routed row pays for, over all layers
+    burst_rows           rows whose unspent promotions are kept
+    promised_cold_share  share of picks that the plan expects on the host: no worse, no swaps
+    """
+
+    half_life_rows: Annotated[float, Field(gt=0)] = 350.0
+    hysteresis: Annotated[float, Field(ge=1)] = 1.25
+    deviations: Annotated[float, Field(ge=0)] = 1.0
+    promotions_per_row: Annotated[float, Field(ge=0)] = 2.0
+    burst_rows: Annotated[float, Field(ge=0)] = 64.0
+    promised_cold_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
 class ModelFacts(Strict):
     """Enough of the checkpoint to read the plan without it."""
 
@@ -146,15 +173,6 @@ class ModelFacts(Strict):
     size_bytes: Bytes
 
 
-class StreamPrediction(Strict):
-    """One decode step with `streams` rows: the slowest rank's link and the bytes it moves."""
-
-    streams: int
-    link_bytes_per_step: Bytes
-    link_ms_per_step: float | None
-    cold_share: float
-
-
 class Plan(Strict):
     """The contract between control plane and engine."""
 
@@ -164,8 +182,10 @@ class Plan(Strict):
     tensor_parallel: Annotated[int, Field(ge=1)]
     expert_parallel: bool = False
     serving: Serving
+    cache: CacheRules | None = None
     ranks: tuple[RankPlan, ...]
     predictions: tuple[StreamPrediction, ...] = ()
+    forecast: Forecast | None = None
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> str:
@@ -217,12 +237,13 @@ def _first_problem(error: ValidationError) -> str:
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] != "extra_forbidden":
         return f"{where}: {first['msg']}"
-    names = {name for model in _all_models() for name in model.model_fields}
+    names = {name for model in _models(Strict) for name in model.model_fields}
     close = difflib.get_close_matches(str(first["loc"][-1]), names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"{where} is not a key of a plan{hint}"
 
 
-def _all_models() -> tuple[type[Strict], ...]:
-    return (Plan, MadeFrom, ModelFacts, Serving, RankPlan, LayerPlacement, LedgerLine,
-            StreamPrediction)  # fmt: skip
+def _models(parent: type[Strict]) -> Iterator[type[Strict]]:
+    for model in parent.__subclasses__():
+        yield model
+        yield from _models(model)

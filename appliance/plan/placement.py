@@ -1,4 +1,4 @@
-"""Which experts of one rank stay on its device: the hottest, until the budget is spent."""
+"""Which experts of one rank stay on its device: those that save most time, until it is full."""
 
 from __future__ import annotations
 
@@ -9,27 +9,58 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LayerDemand:
-    """One layer as one rank sees it: its experts, their block, and how hot each one is."""
+    """One layer as one rank sees it: its experts, their block, and how hot each one is.
+
+    Beside `experts`: `heat`, expected reads a step if on the host, and `steady`, the share of
+    picks in the topic that wants the expert least. `gains`: seconds of a step that the first,
+    second, ... expert on the device saves, never rising.
+    """
 
     layer: int
     experts: tuple[int, ...]
     block_bytes: int
-    heat: tuple[float, ...]  # beside `experts`: expected reads a step, if on the host
+    heat: tuple[float, ...]
+    steady: tuple[float, ...]
+    gains: tuple[float, ...]
 
-    @property
-    def hottest_first(self) -> tuple[int, ...]:
-        """Global ids by falling heat; equal heat goes by the lower id."""
-        order = sorted(
-            zip(self.experts, self.heat, strict=True), key=lambda item: (-item[1], item[0])
-        )
-        return tuple(expert for expert, _ in order)
+
+@dataclass(frozen=True, slots=True)
+class Homes:
+    """Global expert numbers: for good on the device, in its slots at the start, on the host.
+
+    `host` includes those in slots: each has its copy there.
+    """
+
+    device: tuple[int, ...]
+    slots: tuple[int, ...]
+    host: tuple[int, ...]
+
+
+def choose_homes(layer: LayerDemand, permanent: int, slots: int) -> Homes:
+    """The hottest stay; with slots, the steadiest stay and the hottest others start in the slots.
+
+    Equals go by the lower number.
+    """
+    items = list(zip(layer.experts, layer.heat, layer.steady, strict=True))
+    hottest = [e for e, _, _ in sorted(items, key=lambda i: (-i[1], i[0]))]
+    if not slots:
+        return Homes(tuple(hottest[:permanent]), (), tuple(hottest[permanent:]))
+    steadiest = sorted(items, key=lambda i: (-i[2], -i[1], i[0]))
+    device = tuple(e for e, _, _ in steadiest[:permanent])
+    kept = frozenset(device)
+    host = tuple(e for e in hottest if e not in kept)
+    return Homes(device, host[:slots], host)
 
 
 def fill(layers: Sequence[LayerDemand], budget_bytes: int) -> tuple[int, ...]:
-    """How many experts of each layer fit on the device, hottest first, within the budget."""
+    """How many experts of each layer stay on the device: largest gain per byte first.
+
+    Gains never rise within a layer, so this is the best there is where all blocks are of one
+    size, and within one block of it elsewhere.
+    """
     quotas = [0] * len(layers)
     left = budget_bytes
-    for position in _by_heat(layers):
+    for position in _by_gain(layers):
         if layers[position].block_bytes <= left:
             left -= layers[position].block_bytes
             quotas[position] += 1
@@ -37,20 +68,21 @@ def fill(layers: Sequence[LayerDemand], budget_bytes: int) -> tuple[int, ...]:
 
 
 def take(layers: Sequence[LayerDemand], count: int) -> tuple[int, ...]:
-    """How many experts of each layer the `count` hottest of all are."""
+    """How many experts of each layer are among the `count` that gain most."""
     quotas = [0] * len(layers)
-    for _, position in zip(range(count), _by_heat(layers), strict=False):
+    for _, position in zip(range(count), _by_gain(layers), strict=False):
         quotas[position] += 1
     return tuple(quotas)
 
 
-def _by_heat(layers: Sequence[LayerDemand]) -> Iterator[int]:
-    """Positions of layers, once per expert, hottest expert first.
+def _by_gain(layers: Sequence[LayerDemand]) -> Iterator[int]:
+    """Positions of layers, once per expert, largest gain per byte first.
 
-    Equal heat is spread: the layer that gave fewer experts so far comes first, then the lower one.
+    Equal gains are spread: the layer that gave fewer experts so far comes first, then the lower
+    one. Gains are compared at nine digits, so that rounding in a sum does not order equals.
     """
-    ranked = [sorted(layer.heat, reverse=True) for layer in layers]
-    heap = [(-heats[0], 0, position) for position, heats in enumerate(ranked) if heats]
+    ranked = [[float(f"{g / la.block_bytes:.9e}") for g in la.gains] for la in layers]
+    heap = [(-values[0], 0, position) for position, values in enumerate(ranked) if values]
     heapq.heapify(heap)
     while heap:
         _, taken, position = heapq.heappop(heap)

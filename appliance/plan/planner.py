@@ -10,17 +10,20 @@ import hashlib
 import json
 
 from appliance.checkpoint.model import Checkpoint
+from appliance.checkpoint.support import require_exl3
 from appliance.errors import UsageError
 from appliance.plan.budget import Demand
 from appliance.plan.cards import Card, choose_cards
+from appliance.plan.forecast import forecast
 from appliance.plan.kv import DEFAULT_CONTEXT_LIMIT, context_limit
-from appliance.plan.model import MadeFrom, ModelFacts, Plan, Serving
-from appliance.plan.predict import predict
-from appliance.plan.ranks import plan_rank
+from appliance.plan.model import CacheRules, MadeFrom, ModelFacts, Plan, RankPlan, Serving
+from appliance.plan.placement import Homes
+from appliance.plan.predict import predict, step_layers
+from appliance.plan.promise import promised_cold_share
+from appliance.plan.ranks import plan_ranks
 from appliance.plan.refuse import (
     refuse_foreign_heat,
     refuse_impossible_split,
-    refuse_unservable,
 )
 from appliance.plan.request import Policy
 from appliance.plan.room import refuse_short_host
@@ -36,14 +39,16 @@ _VOLATILE_GPU = {"memory_free_bytes", "pcie_generation"}
 
 def plan(host: Host, checkpoint: Checkpoint, heat: Heat | None, policy: Policy) -> Plan:
     """Where every expert lives on this machine, and what it costs."""
-    refuse_unservable(checkpoint)
+    require_exl3(checkpoint)
     cards = choose_cards(host, policy)
     refuse_impossible_split(checkpoint, len(cards), policy.expert_parallel)
     if heat is not None:
         refuse_foreign_heat(heat, checkpoint)
     demand, notes = _settle(checkpoint, len(cards), heat, policy, cards[0])
-    ranks = tuple(plan_rank(demand, card, heat) for card in cards)
+    ranks = plan_ranks(demand, cards, heat)
     refuse_short_host(host, ranks)
+    layers = step_layers(demand, ranks, heat)
+    disk = None if host.measured is None else host.measured.disk_read_bytes_per_second
     return Plan(
         made_from=MadeFrom(
             host=_host_digest(host),
@@ -59,11 +64,20 @@ def plan(host: Host, checkpoint: Checkpoint, heat: Heat | None, policy: Policy) 
             context_tokens=demand.context_tokens,
             prefill_chunk_tokens=policy.prefill_chunk_tokens,
             kv_cache_bytes=demand.kv_bytes,
+            kv_block_tokens=_kv_block_tokens(checkpoint, ranks),
         ),
+        cache=_cache_rules(ranks, heat) if policy.cache_slots else None,
         ranks=ranks,
-        predictions=predict(demand, ranks, heat),
+        predictions=predict(demand, ranks, layers),
+        forecast=forecast(demand, ranks, layers, heat, disk),
         notes=notes,
     )
+
+
+def _kv_block_tokens(checkpoint: Checkpoint, ranks: tuple[RankPlan, ...]) -> int | None:
+    """DeepSeek-V4 on sm_120 has one size that its attention and its indexer both take."""
+    on_sm120 = any((rank.compute_capability or "").startswith("12.") for rank in ranks)
+    return 128 if on_sm120 and checkpoint.model_type.startswith("deepseek_v4") else None
 
 
 def _settle(
@@ -79,7 +93,7 @@ def _settle(
             fix=f"ask for at most {limit}",
         )
     demand = Demand(checkpoint, ranks, policy.expert_parallel, context,
-                    policy.kept_conversations, policy)  # fmt: skip
+                    policy.kept_conversations, policy, card.device)  # fmt: skip
     known = (
         sum(heat.of(layer.index) is not None for layer in checkpoint.target_layers) if heat else 0
     )
@@ -95,6 +109,22 @@ def _settle(
     if card.device == "cpu" and policy.host_share is None and policy.device_capacity_bytes is None:
         notes.append("no GPU: both homes are RAM, and half of the experts go to each")
     return demand, (*notes, *checkpoint.warnings)
+
+
+def _cache_rules(ranks: tuple[RankPlan, ...], heat: Heat | None) -> CacheRules:
+    """The policy's defaults, and what this plan promises of the topics it knows."""
+    if heat is None:
+        return CacheRules()
+    homes: dict[int, Homes] = {}
+    for rank in ranks:
+        for mine in rank.layers:
+            before = homes.get(mine.layer, Homes((), (), ()))
+            homes[mine.layer] = Homes(
+                tuple(mine.device_experts.union(before.device)),
+                tuple(mine.slot_experts.union(before.slots)),
+                tuple(mine.host_experts.union(before.host)),
+            )
+    return CacheRules(promised_cold_share=round(promised_cold_share(heat, homes), 6))
 
 
 def _model_facts(checkpoint: Checkpoint) -> ModelFacts:

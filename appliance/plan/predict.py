@@ -1,48 +1,180 @@
-"""What a plan will cost: expected bytes over each link and milliseconds of a decode step."""
+"""What a plan will cost a decode step: bytes over each link, and milliseconds by their cause."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from appliance.plan.budget import Demand
-from appliance.plan.cost import row_probabilities, touched
-from appliance.plan.model import RankPlan, StreamPrediction
+from appliance.plan.cost import layer_costs, row_probabilities, touched
+from appliance.plan.hardware import GpuModel, recognise
+from appliance.plan.model import RankPlan
+from appliance.plan.outlook import Range, StreamPrediction
 from appliance.plan.routing import Heat
 
-STREAMS = (1, 2, 4, 6)
+STREAMS = (1, 2, 4, 6, 8)
+# Each triple is low, likely, high. Share of peak memory rate that dense layers get at few rows:
+DENSE_RATE = (0.5, 0.7, 0.9)
+# Seconds a layer spends on launches, small kernels and, over ranks, two all-reduces:
+LAYER_SECONDS = (30e-6, 60e-6, 120e-6)
+# Device work on experts against the card the curve was measured on; the kernel is bound by its
+# decoding, not by memory, and was measured on one card only:
+OTHER_CARD = (0.6, 1.0, 1.8)
+# A link carries other things too (FACTS section 3: 0.925 to 0.93 of the copy engine):
+LINK_RATE = (0.9, 1.0, 1.05)
+# GPUs on different memory nodes: 1.17x to 1.51x slower (FACTS section 1).
+FAR_CARDS = (0.17, 0.34, 0.51)
+_EACH_STEP = ("attention", "mlp", "shared experts", "router", "norm", "head", "other")
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """Seconds of one step, by cause: the slowest rank of each layer."""
+
+    compute: Range
+    waiting: Range
+    topology: Range
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One MoE layer as a step meets it: what a row picks, and what each rank reads from where."""
+
+    chance: tuple[float, ...]
+    top_k: int
+    block_bytes: int
+    cold: tuple[tuple[int, ...], ...]  # by rank
+    held: tuple[tuple[int, ...], ...]
+
+
+def step_layers(demand: Demand, ranks: Sequence[RankPlan], heat: Heat | None) -> tuple[Layer, ...]:
+    """The target's layers as the plan starts: what is in a slot is held."""
+    out = []
+    for position, moe in enumerate(demand.layers):
+        if moe.draft:
+            continue
+        chance = row_probabilities(
+            heat.of(moe.index) if heat else None, len(moe.experts), moe.top_k
+        )
+        cold, held = [], []
+        for rank in ranks:
+            place = rank.layers[position]
+            away = place.host_experts - place.slot_experts
+            cold.append(tuple(sorted(away)))
+            held.append(tuple(sorted(place.device_experts | place.slot_experts)))
+        out.append(Layer(chance, moe.top_k, demand.block_bytes(moe), tuple(cold), tuple(held)))
+    return tuple(out)
 
 
 def predict(
-    demand: Demand, ranks: Sequence[RankPlan], heat: Heat | None
+    demand: Demand, ranks: Sequence[RankPlan], layers: Sequence[Layer]
 ) -> tuple[StreamPrediction, ...]:
-    """One prediction per number of streams, for the rank whose link takes longest."""
-    return tuple(_step(demand, ranks, heat, rows) for rows in STREAMS)
+    """One prediction per number of streams."""
+    picks = sum(la.top_k for la in layers) * (1 if demand.expert_parallel else len(ranks))
+    cold = sum(la.chance[e] for la in layers for away in la.cold for e in away)
+    return tuple(_prediction(demand, ranks, layers, rows, cold / picks) for rows in STREAMS)
 
 
-def _step(
-    demand: Demand, ranks: Sequence[RankPlan], heat: Heat | None, rows: int
+def _prediction(
+    demand: Demand,
+    ranks: Sequence[RankPlan],
+    layers: Sequence[Layer],
+    rows: int,
+    cold_share: float,
 ) -> StreamPrediction:
-    moved = [0.0] * len(ranks)
-    cold = picks = 0.0
-    for position, layer in enumerate(demand.layers):
-        if layer.draft:
-            continue
-        counts = heat.of(layer.index) if heat else None
-        chance = row_probabilities(counts, len(layer.experts), layer.top_k)
-        picks += layer.top_k * (1 if demand.expert_parallel else len(ranks))
-        for number, rank in enumerate(ranks):
-            on_host = rank.layers[position].host_experts
-            cold += sum(chance[e] for e in on_host)
-            block = demand.block_bytes(layer)
-            moved[number] += block * sum(touched(chance[e], rows) for e in on_host)
+    reads = [tuple(touched(p, rows) for p in layer.chance) for layer in layers]
+    moved = [
+        sum(layer.block_bytes * sum(read[e] for e in layer.cold[number])
+            for layer, read in zip(layers, reads, strict=True))
+        for number in range(len(ranks))
+    ]  # fmt: skip
     times = [
-        None if rank.link_bytes_per_second is None else size / rank.link_bytes_per_second * 1e3
+        size / rank.link_bytes_per_second * 1e3
         for rank, size in zip(ranks, moved, strict=True)
+        if rank.link_bytes_per_second
     ]
-    known = [time for time in times if time is not None]
+    step = step_seconds(demand, ranks, layers, reads)
     return StreamPrediction(
         streams=rows,
         link_bytes_per_step=round(max(moved)),
-        link_ms_per_step=round(max(known), 3) if len(known) == len(times) else None,
-        cold_share=round(cold / picks, 6),
+        link_ms_per_step=round(max(times), 3) if len(times) == len(ranks) else None,
+        cold_share=round(cold_share, 6),
+        compute_ms=None if step is None else _milliseconds(step.compute),
+        waiting_ms=None if step is None else _milliseconds(step.waiting),
+        topology_ms=None if step is None else _milliseconds(step.topology),
+        tokens_per_second=None if step is None else _speed(step),
     )
+
+
+def step_seconds(
+    demand: Demand,
+    ranks: Sequence[RankPlan],
+    layers: Sequence[Layer],
+    reads: Sequence[Sequence[float]],
+) -> StepSeconds | None:
+    """Seconds of a step that reads experts with these probabilities; None where a card or a link
+    is unknown."""
+    models = [model for rank in ranks if (model := recognise(rank.gpu_name)) is not None]
+    rates = [rank.link_bytes_per_second for rank in ranks if rank.link_bytes_per_second]
+    if len(models) < len(ranks) or len(rates) < len(ranks):
+        return None
+    far = len({rank.numa_node for rank in ranks} - {None}) > 1
+    computes, waits, lost = [], [], []
+    for edge in range(3):
+        compute = total = 0.0
+        for layer, read in zip(layers, reads, strict=True):
+            alone, planned = _layer_seconds(demand, layer, read, rates, edge)
+            compute += alone
+            total += planned
+        dense = max(map(_dense_seconds, ranks, models, [edge] * len(ranks)))
+        computes.append(compute + dense + len(layers) * LAYER_SECONDS[edge])
+        waits.append(total - compute)
+        lost.append(FAR_CARDS[edge] * (computes[-1] + waits[-1]) if far else 0.0)
+    return StepSeconds(_range(computes), _range(waits), _range(lost))
+
+
+def _layer_seconds(
+    demand: Demand, layer: Layer, read: Sequence[float], rates: Sequence[float], edge: int
+) -> tuple[float, float]:
+    """Seconds of one layer's experts on its slowest rank: all on the device, and as planned."""
+    seen: dict[tuple[float, tuple[int, ...]], tuple[float, float]] = {}
+    for number, rate in enumerate(rates):
+        cold = layer.cold[number]
+        if (rate, cold) in seen and not demand.expert_parallel:
+            continue
+        waiting = [read[e] for e in cold]
+        work = sum(waiting) + sum(read[e] for e in layer.held[number])
+        device = demand.curve.device_seconds(work * layer.block_bytes) * OTHER_CARD[edge]
+        block, link = layer.block_bytes, rate * LINK_RATE[2 - edge]
+        planned = layer_costs(waiting, block, link, demand.curve, device)[0]
+        seen[rate, cold] = (device, planned)
+    return max(d for d, _ in seen.values()), max(p for _, p in seen.values())
+
+
+def _dense_seconds(rank: RankPlan, model: GpuModel, edge: int) -> float:
+    """Seconds to read what every step reads beside routed experts."""
+    size = sum(i.size_bytes for i in rank.ledger if i.home == "device" and i.part in _EACH_STEP)
+    return size / (model.memory_bytes_per_second * DENSE_RATE[2 - edge])
+
+
+def _speed(step: StepSeconds) -> Range:
+    """Tokens a second of each stream."""
+    parts = (step.compute, step.waiting, step.topology)
+    return Range(
+        low=_figure(1 / sum(part.high for part in parts)),
+        likely=_figure(1 / sum(part.likely for part in parts)),
+        high=_figure(1 / sum(part.low for part in parts)),
+    )
+
+
+def _range(values: Sequence[float]) -> Range:
+    return Range(low=min(values), likely=values[1], high=max(values))
+
+
+def _milliseconds(seconds: Range) -> Range:
+    return Range(low=round(seconds.low * 1e3, 3), likely=round(seconds.likely * 1e3, 3),
+                 high=round(seconds.high * 1e3, 3))  # fmt: skip
+
+
+def _figure(value: float) -> float:
+    return float(f"{value:.4g}")

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from appliance.errors import DoesNotFit
 from appliance.plan.budget import GIB, Demand, device_lines, expert_lines, host_lines
 from appliance.plan.cards import Card
-from appliance.plan.cost import row_probabilities, touched
+from appliance.plan.cost import gains, layer_costs, row_probabilities, touched
 from appliance.plan.model import LayerPlacement, LedgerLine, RankPlan, format_ids
-from appliance.plan.placement import LayerDemand, fill, take
+from appliance.plan.placement import LayerDemand, choose_homes, fill, take
 from appliance.plan.routing import Heat
 
 
-def plan_rank(demand: Demand, card: Card, heat: Heat | None) -> RankPlan:
+def plan_ranks(demand: Demand, cards: Sequence[Card], heat: Heat | None) -> tuple[RankPlan, ...]:
+    """A plan for each card. Ranks that hold slices of the same experts behind equal links see the
+    same layers, so those are worked out once."""
+    seen: dict[tuple[float | None, int], list[LayerDemand]] = {}
+    out = []
+    for card in cards:
+        key = (card.link_bytes_per_second, card.rank if demand.expert_parallel else 0)
+        if key not in seen:
+            seen[key] = [_layer_demand(demand, card, i, heat) for i in range(len(demand.layers))]
+        out.append(_plan_rank(demand, card, seen[key]))
+    return tuple(out)
+
+
+def _plan_rank(demand: Demand, card: Card, layers: list[LayerDemand]) -> RankPlan:
     fixed = device_lines(demand, card)
     taken = sum(line.size_bytes for line in fixed)
-    layers = [_layer_demand(demand, card.rank, i, heat) for i in range(len(demand.layers))]
     ranked = [layer for layer, moe in zip(layers, demand.layers, strict=True) if not moe.draft]
     if taken > card.capacity_bytes:
         raise DoesNotFit(
@@ -30,6 +44,7 @@ def plan_rank(demand: Demand, card: Card, heat: Heat | None) -> RankPlan:
         device=card.device,
         gpu=gpu.uuid if gpu else None,
         gpu_name=gpu.name if gpu else None,
+        compute_capability=gpu.compute_capability if gpu else None,
         numa_node=card.numa_node,
         cpus=gpu.cpus if gpu else None,
         link=card.link,
@@ -40,13 +55,21 @@ def plan_rank(demand: Demand, card: Card, heat: Heat | None) -> RankPlan:
     )
 
 
-def _layer_demand(demand: Demand, rank: int, position: int, heat: Heat | None) -> LayerDemand:
+def _layer_demand(demand: Demand, card: Card, position: int, heat: Heat | None) -> LayerDemand:
     layer = demand.layers[position]
-    owned = demand.owned(layer, rank)
+    owned = tuple(demand.owned(layer, card.rank))
     counts = heat.of(layer.index) if heat and not layer.draft else None
     rows = row_probabilities(counts, len(layer.experts), layer.top_k)
+    steady = (heat.steady(layer.index) if heat and not layer.draft else None) or rows
     reads = tuple(touched(rows[e], demand.policy.streams) for e in owned)
-    return LayerDemand(layer.index, tuple(owned), demand.block_bytes(layer), reads)
+    block, rate = demand.block_bytes(layer), card.link_bytes_per_second
+    saved = (
+        # Nobody knows what a host read costs here: fewer of them is all there is to go by.
+        tuple(sorted(reads, reverse=True))
+        if rate is None
+        else gains(layer_costs(reads, block, rate, demand.curve))
+    )
+    return LayerDemand(layer.index, owned, block, reads, tuple(steady[e] for e in owned), saved)
 
 
 def _quotas(
@@ -103,16 +126,21 @@ def _placements(
             out.append(LayerPlacement(layer=layer.layer, device=format_ids(layer.experts), host=""))
             continue
         keep, spare = next(remaining)
-        order = layer.hottest_first
+        homes = choose_homes(layer, keep, spare)
         out.append(
-            LayerPlacement(layer=layer.layer, device=format_ids(order[:keep]),
-                           host=format_ids(order[keep:]), cache_slots=spare)
-        )  # fmt: skip
+            LayerPlacement(
+                layer=layer.layer,
+                device=format_ids(homes.device),
+                host=format_ids(homes.host),
+                cache_slots=spare,
+                in_slots=format_ids(homes.slots),
+            )
+        )
         resident += keep * layer.block_bytes
         slots += spare * layer.block_bytes
-        on_host += (len(order) - keep) * layer.block_bytes
+        on_host += len(homes.host) * layer.block_bytes
         exact = moe.experts[0].trellis_bytes // demand.expert_ranks
-        padding += len(order) * (layer.block_bytes - exact)
+        padding += len(layer.experts) * (layer.block_bytes - exact)
     return tuple(out), (resident, slots, on_host, padding)
 
 

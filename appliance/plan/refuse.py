@@ -1,30 +1,15 @@
-"""Models, splits and counts that this engine would serve wrongly, refused before planning."""
+"""Splits and counts that this engine would serve wrongly, refused before planning.
+
+Which checkpoints it can serve at all: appliance/checkpoint/support.py.
+"""
 
 from __future__ import annotations
 
 from appliance.checkpoint.model import Checkpoint, MoeLayer
+from appliance.checkpoint.support import require_tensor_parallel
 from appliance.errors import UnsupportedError, UsageError
 from appliance.plan.kv import text_config
 from appliance.plan.routing import Heat
-
-# EXL3 rotates inputs and outputs in blocks of 128: a shard that cuts one decodes to noise.
-HADAMARD = 128
-
-
-def refuse_unservable(checkpoint: Checkpoint) -> None:
-    quantisation = checkpoint.config.get("quantization_config")
-    method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
-    if method != "exl3":
-        raise UnsupportedError(
-            f"{checkpoint.path} is quantised with {method or 'nothing'}: this engine keeps only "
-            "EXL3 experts on the host",
-            fix="use an EXL3 package of the model",
-        )
-    if not checkpoint.expert_count:
-        raise UnsupportedError(
-            f"{checkpoint.path} has no routed experts: there is nothing to place",
-            fix="serve a dense model with vLLM itself",
-        )
 
 
 def refuse_foreign_heat(heat: Heat, checkpoint: Checkpoint) -> None:
@@ -41,12 +26,13 @@ def refuse_foreign_heat(heat: Heat, checkpoint: Checkpoint) -> None:
 
 def refuse_impossible_split(checkpoint: Checkpoint, ranks: int, expert_parallel: bool) -> None:
     """Raises UnsupportedError where this split, or the checkpoint under any, would be wrong."""
-    sliced = checkpoint.rank_sliced
-    if sliced is not None and sliced != ranks:
+    if checkpoint.family == "unknown":
         raise UnsupportedError(
-            f"the files are already cut for {sliced} ranks and cannot serve {ranks}",
-            fix=f"use {sliced} GPUs, or the package that is not cut",
+            f"model type {checkpoint.model_type!r} is of no family this release knows, so nobody "
+            "has checked that its experts are read and routed right",
+            fix="use a release that names this family",
         )
+    require_tensor_parallel(checkpoint, 1 if expert_parallel else ranks)
     heads = text_config(checkpoint).get("num_attention_heads")
     if isinstance(heads, int) and heads % ranks:
         raise UnsupportedError(
@@ -57,8 +43,6 @@ def refuse_impossible_split(checkpoint: Checkpoint, ranks: int, expert_parallel:
         _refuse_mixed(layer)
         if expert_parallel:
             _refuse_uneven(layer, ranks)
-        else:
-            _refuse_unaligned(layer, ranks)
 
 
 def _refuse_mixed(layer: MoeLayer) -> None:
@@ -87,17 +71,3 @@ def _refuse_uneven(layer: MoeLayer, ranks: int) -> None:
             "share evenly",
             fix="use a number of ranks that divides the experts",
         )
-
-
-def _refuse_unaligned(layer: MoeLayer, ranks: int) -> None:
-    shape = layer.experts[0]
-    cuts = ((layer.projection_names[0], shape.gate.n), (layer.projection_names[1], shape.up.n),
-            (layer.projection_names[2], shape.down.k))  # fmt: skip
-    for name, size in cuts:
-        if size % (ranks * HADAMARD):
-            raise UnsupportedError(
-                f"tensor parallelism over {ranks} ranks cuts {name} of layer {layer.index} into "
-                f"{size}/{ranks} = {size / ranks:g}, which is not a multiple of {HADAMARD}: the "
-                "result would be wrong without a message",
-                fix="use --expert-parallel, which gives each rank whole experts",
-            )

@@ -33,11 +33,11 @@ def refuse_short_host(host: Host, ranks: Sequence[RankPlan]) -> None:
             f"{free / GIB:.2f} GiB are {what}: {(need - free) / GIB:.2f} GiB short",
             fix=_way_out(host, need, on_cpu),
         )
-    limit = host.limits.cgroup_memory_max_bytes
-    if limit is not None and limit != UNLIMITED and need > limit:
+    limit, used = host.limits.cgroup_memory_max_bytes, host.limits.cgroup_memory_used_bytes or 0
+    if limit is not None and limit != UNLIMITED and need > limit - used:
         raise DoesNotFit(
             f"the plan takes {need / GIB:.2f} GiB of host memory over {len(ranks)} ranks and the "
-            f"control group allows {limit / GIB:.2f} GiB (memory.max)",
+            f"control group allows {(limit - used) / GIB:.2f} GiB more (memory.max)",
             fix="raise the memory limit of the container or service",
         )
     if not on_cpu:
@@ -46,6 +46,8 @@ def refuse_short_host(host: Host, ranks: Sequence[RankPlan]) -> None:
 
 def _refuse_short_node(host: Host, ranks: Sequence[RankPlan]) -> None:
     """Experts are bound to the memory node of the card that reads them."""
+    if not _nodes_hold_all_memory(host):
+        return
     for node in host.numa_nodes:
         mine = [rank for rank in ranks if rank.numa_node == node.index]
         need = sum(
@@ -60,14 +62,19 @@ def _refuse_short_node(host: Host, ranks: Sequence[RankPlan]) -> None:
             )
 
 
+def _nodes_hold_all_memory(host: Host) -> bool:
+    """Some virtual machines describe a node that holds a small part of the memory they have."""
+    total = host.memory_total_bytes
+    known = sum(node.memory_total_bytes or 0 for node in host.numa_nodes if not node.gpu_memory)
+    return total is not None and known > 0.9 * total
+
+
 def _free(host: Host, on_cpu: bool) -> tuple[int | None, str]:
     if on_cpu:
         return host.memory_available_bytes, "available"
-    nodes = [node.memory_free_bytes for node in host.numa_nodes if node.memory_total_bytes != 0]
-    known = [free for free in nodes if free is not None]
-    if known and len(known) == len(nodes):
-        return sum(known), "free"
-    return host.memory_available_bytes, "available (free memory per node is unknown)"
+    if host.memory_free_bytes is not None:
+        return host.memory_free_bytes, "free"
+    return host.memory_available_bytes, "available (how much is free is unknown)"
 
 
 def _way_out(host: Host, need: int, on_cpu: bool) -> str:

@@ -24,8 +24,9 @@ def owned_experts(layer: MoeLayer, rank: int, ranks: int, expert_parallel: bool)
 
 
 def scale_bytes(shape: ExpertShape, tensor_parallel: int) -> int:
-    """Scales and codebook markers of one expert on one rank; they always stay on the device."""
+    """Scales, biases and codebook markers of one expert on one rank: never on the host."""
     total = sum(p.marker_bytes for p in shape.projections)
     for p in (shape.gate, shape.up):
-        total += 2 * (p.k + p.n // tensor_parallel)
-    return total + 2 * (shape.down.k // tensor_parallel + shape.down.n)
+        total += 2 * (p.k + p.n // tensor_parallel) + p.bias_bytes // tensor_parallel
+    down = shape.down
+    return total + 2 * (down.k // tensor_parallel + down.n) + down.bias_bytes

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
 from appliance.errors import ServeError
@@ -35,3 +38,38 @@ def first_key(path: Path) -> str:
     raise ServeError(
         f"the key file {path} holds no key", fix="write one key a line, or remove the file"
     )
+
+
+class KeyFile:
+    """The keys of a file, one a line; `#` starts a comment. Unreadable or empty: nobody enters."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._digests: tuple[bytes, ...] = ()
+
+    def accepts(self, candidates: Iterable[bytes]) -> bool:
+        """Compares digests of equal length, all of them, so time tells nothing about a key."""
+        self._reload()
+        accepted = False
+        for candidate in candidates:
+            digest = hashlib.sha256(candidate).digest()
+            for known in self._digests:
+                accepted |= hmac.compare_digest(digest, known)
+        return accepted
+
+    def _reload(self) -> None:
+        try:
+            stat = self._path.stat()
+            seen = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+            if seen == self._seen:
+                return
+            lines = self._path.read_bytes().splitlines()
+        except OSError:
+            self._seen, self._digests = None, ()
+            return
+        keys = (line.strip() for line in lines)
+        self._digests = tuple(
+            hashlib.sha256(key).digest() for key in keys if key and not key.startswith(b"#")
+        )
+        self._seen = seen

@@ -7,15 +7,19 @@ from pathlib import Path
 
 from appliance.checkpoint.exl3 import read_checkpoint
 from appliance.checkpoint.model import Checkpoint
-from appliance.errors import UsageError
+from appliance.errors import CheckFailed, UsageError
 from appliance.plan.check import check_plan
+from appliance.plan.guards import GUARDS, guard
 from appliance.plan.model import Plan, load_plan
 from appliance.plan.planner import plan as make_plan
 from appliance.plan.request import Policy
 from appliance.plan.routing import Heat
 from appliance.serve.spec import ServeSpec, Wishes, spec
 from appliance.serve.state import Files, State, already_running, make_folder, read_state
-from preflight import Host, Live, inspect
+from preflight import Finding, Host, Live, check, inspect, plan_needs
+from preflight.report import UnknownCheck
+
+GUARD_IDS = frozenset(rail.id for rail in GUARDS)
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,9 @@ class Request:
     """What to serve. Without a model: what was served last from this state directory.
 
     With `plan_path` that plan is checked against model and machine; without one, a plan is made
-    by `policy` and `heat` and, unless `dry_run`, written to the state directory.
+    by `policy` and `heat` and, unless `dry_run`, written to the state directory. A check of the
+    machine that fails for the plan's needs stops it, unless its id is in `ignore` or all are
+    ignored (`ignore` is None); then it is among the findings.
     """
 
     model: Path | None
@@ -31,9 +37,20 @@ class Request:
     policy: Policy
     heat: Heat | None = None
     dry_run: bool = False
+    ignore: tuple[str, ...] | None = ()
 
 
-def prepare(request: Request, wishes: Wishes, files: Files) -> ServeSpec:
+@dataclass(frozen=True)
+class Prepared:
+    """What is about to be started, the plan it obeys, and what the checks found."""
+
+    spec: ServeSpec
+    plan: Plan
+    checkpoint: Checkpoint
+    findings: tuple[Finding, ...]
+
+
+def prepare(request: Request, wishes: Wishes, files: Files) -> Prepared:
     """Raises ApplianceError with the first thing that is wrong with model, plan or machine."""
     last = read_state(files)
     if last is not None and last.supervisor_is_running and not request.dry_run:
@@ -48,7 +65,29 @@ def prepare(request: Request, wishes: Wishes, files: Files) -> ServeSpec:
         check_plan(plan, host, checkpoint)
     else:
         plan, plan_path = _made(request, host, checkpoint, files), files.plan
-    return spec(plan, checkpoint.path, plan_path, wishes, files)
+    made = spec(plan, checkpoint.path, plan_path, wishes, files)
+    return Prepared(made, plan, checkpoint, _findings(host, plan, request.ignore))
+
+
+def _findings(host: Host, plan: Plan, ignore: tuple[str, ...] | None) -> tuple[Finding, ...]:
+    """What the machine's checks and the plan's guard rails found, failures first."""
+    ignored = frozenset(ignore or ())
+    try:
+        report = check(host, plan_needs(plan.model_dump(mode="json")), ignored - GUARD_IDS)
+    except UnknownCheck as error:
+        raise UsageError(str(error)) from error
+    rails = guard(plan, host)
+    failures = [
+        *report.failures,
+        *(one for one in rails if one.severity == "fail" and one.check not in ignored),
+    ]
+    if failures and ignore is not None:
+        shown = "; ".join(f"{one.check}: {one.saw}" for one in failures)
+        raise CheckFailed(
+            f"this machine does not meet the plan's needs: {shown}",
+            fix="`appliance preflight` says what to change; --ignore ID goes on all the same",
+        )
+    return (*report.failures, *report.warnings, *rails)
 
 
 def _as_last_time(request: Request, last: State | None) -> Request:

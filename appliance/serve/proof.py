@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from appliance.errors import ServeError
+from appliance.serve.answers import Expectation
 from appliance.serve.client import Client
 
-EXPECTATIONS_FILE = "expectations.json"
-EXPECTATIONS_VERSION = 1
 PROGRESS_METRIC = "vllm:iteration_tokens_total_count"
 PROOF_SECONDS = 1800.0  # samples are read again from the shards; a slow disk may take this long
 ANSWER_SECONDS = 600.0
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """A prompt and what greedy decoding must make of it, both as token ids.
-
-    `leads`: how far each token is ahead of the second best, in logits of the float32 reference.
-    """
-
-    prompt: tuple[int, ...]
-    tokens: tuple[int, ...]
-    leads: tuple[float, ...]
-
-    def differs_at(self, got: tuple[int, ...], clear_lead: float) -> int | None:
-        """Index of the first wrong token; None where there is none.
-
-        A token whose lead is below `clear_lead` may fall the other way in a narrower type; what
-        follows it is then another text and says nothing.
-        """
-        for index, (token, lead) in enumerate(zip(self.tokens, self.leads, strict=True)):
-            if index >= len(got) or (got[index] != token and lead >= clear_lead):
-                return index
-            if got[index] != token:
-                return None
-        return None if len(got) == len(self.tokens) else len(self.tokens)
 
 
 @dataclass(frozen=True)
@@ -50,40 +22,6 @@ class Proof:
     ranks: int
     samples: int
     answers: int | None
-
-
-def read_expectations(model: Path) -> tuple[Expectation, ...] | None:
-    """The checkpoint's known answers, None where it ships none. Raises ServeError on bad ones."""
-    path = model / EXPECTATIONS_FILE
-    fix = "make the known answers again, or remove the file: then answers count as unproved"
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["schema_version"] != EXPECTATIONS_VERSION:
-            raise ServeError(
-                f"{path} has schema version {data['schema_version']!r};"
-                f" this release reads {EXPECTATIONS_VERSION}",
-                fix=fix,
-            )
-        found = tuple(_expectation(case) for case in data["cases"])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ServeError(f"cannot read the known answers in {path}: {error!r}", fix=fix) from error
-    if not found:
-        raise ServeError(f"{path} holds no known answer", fix=fix)
-    return found
-
-
-def _expectation(case: Any) -> Expectation:
-    """Raises ValueError, KeyError or TypeError where the case is not one."""
-    made = Expectation(
-        prompt=tuple(int(token) for token in case["prompt"]),
-        tokens=tuple(int(token) for token in case["tokens"]),
-        leads=tuple(float(lead) for lead in case["leads"]),
-    )
-    if not made.prompt or not made.tokens or len(made.leads) != len(made.tokens):
-        raise ValueError("a case without prompt, tokens or one lead a token")
-    return made
 
 
 def prove(

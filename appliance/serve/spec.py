@@ -20,7 +20,7 @@ ENGINE_START_SECONDS = 40.0  # the CPU engine over HTTP takes 30 to 60 s to read
 READ_BYTES_PER_SECOND = 1.0e9
 PIN_SECONDS_PER_GIB = 0.05  # huge pages, touched and registered (FACTS section 3)
 SLOWEST_READ_BYTES_PER_SECOND = 100e6
-SLOWEST_START_SECONDS = 300.0
+SLOWEST_START_SECONDS = 900.0  # a hang only: a death is seen at once
 
 # Known answers come from float32. A 16-bit type keeps 8 to 11 bits of a logit: leads smaller than
 # this say nothing there. Derived from the types, not yet measured on a GPU.
@@ -140,6 +140,10 @@ def _environment(plan: Plan, wishes: Wishes, files: Files) -> dict[str, str]:
         "APPLIANCE_GATEWAY_CONTROL_KEY": str(files.control_key),
         "APPLIANCE_GATEWAY_MAX_BODY_BYTES": str(wishes.max_body_bytes),
         "APPLIANCE_GATEWAY_MAX_HEADER_BYTES": str(wishes.max_header_bytes),
+        # Ranks are on this host: nothing of theirs is to listen anywhere else.
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "VLLM_HOST_IP": "127.0.0.1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_DO_NOT_TRACK": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -147,6 +151,10 @@ def _environment(plan: Plan, wishes: Wishes, files: Files) -> dict[str, str]:
     }
     if plan.ranks[0].device == "cpu":
         environment["VLLM_TARGET_DEVICE"] = "cpu"
+        if len(plan.ranks) > 1:
+            # Left alone, vLLM wants a NUMA node for each rank and does not start without; unbound
+            # ranks of many threads each would spin against one another on the same cores.
+            environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     return environment
 
 

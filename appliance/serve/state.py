@@ -17,7 +17,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from appliance import process
 from appliance.errors import ServeError
 
-Phase = Literal["starting", "proving", "ready", "unproved", "draining", "stopped", "failed"]
+Phase = Literal[
+    "starting", "proving", "ready", "unproved", "draining", "stopping", "stopped", "failed"
+]
 SERVING: tuple[Phase, ...] = ("ready", "unproved")
 ENDED: tuple[Phase, ...] = ("stopped", "failed")
 

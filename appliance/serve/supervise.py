@@ -10,15 +10,16 @@ from typing import NoReturn
 from appliance import process
 from appliance.errors import ServeError
 from appliance.serve import before
+from appliance.serve.answers import Expectation, read_expectations
 from appliance.serve.client import Client
 from appliance.serve.keys import first_key, make_keys
-from appliance.serve.proof import Expectation, Proof, prove, read_expectations
+from appliance.serve.proof import Proof, prove
 from appliance.serve.run import TICK_SECONDS, Run, Stopped, StopRequest, first_state
 from appliance.serve.spec import REMOVED_VARIABLES, ServeSpec
 from appliance.serve.state import SERVING, State, make_folder, only_supervisor
 
 # From SIGTERM to SIGKILL: when nothing is in flight any more; when nobody waits for anything.
-END_SECONDS = 20.0
+END_SECONDS = 30.0  # vLLM takes 17 s on a busy machine of two cores
 HURRY_SECONDS = 2.0
 
 
@@ -45,7 +46,7 @@ def supervise(
             _serve(run, inherited, expectations)
         except Stopped:
             if run.state.phase not in SERVING:
-                run.become("draining", "stopped before it was ready")
+                run.become("stopping", "stopped before it was ready")
             elif _drain(run):
                 patience = END_SECONDS
         except BaseException as error:
@@ -133,14 +134,14 @@ def _drain(run: Run) -> bool:
             in_flight = client.get("/gateway/state")["in_flight"]
             run.observe(run.state)
     except ServeError as error:
-        run.become("draining", f"the engine did not say what is in flight: {error.message}")
+        run.become("stopping", f"the engine did not say what is in flight: {error.message}")
         return False
     words = "every accepted request finished"
     if in_flight:
         words = f"{in_flight} requests were cut after {run.spec.drain_seconds:.0f} s"
         if run.stop.count > 1:
             words = f"{in_flight} requests were cut: asked to stop at once"
-    run.become("draining", words)
+    run.become("stopping", words)
     return not in_flight
 
 

@@ -9,6 +9,8 @@ An expert is addresses, not a tensor. A layer's `ExpertTable` has one row per lo
 A trellis address points at int16 [k/16, n/16, 16*K], contiguous, 128-byte aligned, in any memory
 the device can read: its own, or pinned host memory. suh is fp16 [k], svh fp16 [n], in device
 memory. gate and up have k = hidden, n = intermediate; down has k = intermediate, n = hidden.
+`host_range` [begin, end) says which trellis addresses are host memory: a GPU reads those first,
+because their bytes take longest. It never changes a bit of the result.
 
 The table's storage is fixed; its numbers may change between calls, in stream order. 0 means "not
 here": touching such an expert is an error. The op reads memory at call time and keeps nothing.
@@ -16,6 +18,7 @@ here": touching such an expert is an error. The op reads memory at call time and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +46,7 @@ class ExpertTable:
     intermediate_size: int
     bits: tuple[float, float, float]
     codebook: str
+    host_range: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         a = self.addresses
@@ -105,11 +109,8 @@ def experts(
     (2*H*I*(K_gate + K_up + K_down)/2)/8 bytes of trellis and 6*(H + I) of scales.
     """
     _check(x, topk_weights, topk_ids, table, swiglu_limit)
-    if x.device.type != "cpu":
-        raise NotImplementedError(
-            f"experts on {x.device.type}: this release has only the reference op, for the CPU"
-        )
-    return reference.experts(
+    op = _op(x, topk_ids)
+    return op(
         x,
         topk_weights,
         topk_ids,
@@ -117,6 +118,18 @@ def experts(
         swiglu_limit=swiglu_limit,
         weight_on_input=weight_on_input,
     )
+
+
+def _op(x: torch.Tensor, topk_ids: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """What computes it: the reference on a CPU; on a GPU in place for few tokens, else dense."""
+    if x.device.type == "cpu" or not len(x):
+        return reference.experts
+    if x.device.type != "cuda":
+        raise NotImplementedError(f"experts on {x.device.type}: there are CPU and CUDA ops only")
+    from expert_kernels import cuda, launch, prefill
+
+    few = len(x) <= launch.MAX_TOKENS and topk_ids.numel() <= launch.MAX_PICKS
+    return cuda.decode if few else prefill.prefill
 
 
 def _check(

@@ -149,15 +149,18 @@ def witnesses_agree(host: Host, needs: Needs) -> Result:
 
 
 def sys_means_two_nodes(host: Host, needs: Needs) -> Result:
-    place = {gpu.index: gpu.numa_node for gpu in live(host, needs)}
-    for link in host.links:
-        if link.path != "SYS" or link.a not in place or link.b not in place:
-            continue
-        if place[link.a] is None or place[link.b] is None:
-            yield Unseen(f"the nodes of GPU {link.a} and GPU {link.b}")
-        elif place[link.a] == place[link.b]:
-            yield Saw(f"the link between GPU {link.a} and GPU {link.b} is SYS, yet both are on "
-                      f"node {place[link.a]}: what is shown is not the machine")  # fmt: skip
+    """A SYS link crosses nodes; with several nodes it may still stay in a socket."""
+    found = live(host, needs)
+    numbers = {gpu.index for gpu in found}
+    pairs = [f"GPU {ln.a} and GPU {ln.b}" for ln in host.links
+             if ln.path == "SYS" and {ln.a, ln.b} <= numbers]  # fmt: skip
+    nodes: set[int | None] = {n.index for n in host.numa_nodes}
+    nodes = nodes or {gpu.numa_node for gpu in found}
+    if pairs and (None in nodes or not nodes):
+        yield Unseen("the nodes of all cards")
+    elif pairs and len(nodes) == 1:
+        yield Saw(f"the link between {pairs[0]} is SYS, yet there is one node only: what is shown "
+                  "is not the machine's topology")  # fmt: skip
 
 
 AREA = "links"
@@ -192,6 +195,6 @@ CHECKS = (
           "nvidia-smi truncates and shifts cells", "send us a recording (appliance preflight "
           "--record DIR); NVML's answer is used"),
     Check("sys-link-on-one-node", AREA, WARN, sys_means_two_nodes,
-          "a SYS link joins two nodes", "nvidia-smi topo legend",
+          "a SYS link means two nodes", "nvidia-smi topo legend",
           "let the hypervisor show its nodes to this machine, or switch NPS/SNC on in firmware"),
 )  # fmt: skip

@@ -136,6 +136,19 @@ def group_allows_huge_pages(host: Host, needs: Needs) -> Result:
                   f"needs {gib(needs.pinned_bytes)}: touching them is SIGBUS")  # fmt: skip
 
 
+def kubelet_knows_the_pool(host: Host, needs: Needs) -> Result:
+    size = needs.huge_page_bytes
+    if size is None or needs.deployment != "kubernetes":
+        return
+    offered = (host.software.kubelet_huge_pages_bytes or {}).get(size)
+    pool = next((p.total for p in host.memory.huge_pages if p.page_bytes == size), None)
+    if offered is None or pool is None:
+        yield Unseen("the huge pages that the kubelet offers")
+    elif offered < pool * size:
+        yield Saw(f"{gib(pool * size)} are reserved in pages of {size >> 20} MiB and the kubelet "
+                  f"offers {gib(offered)}: the pod would stay Pending")  # fmt: skip
+
+
 def no_idle_pools(host: Host, needs: Needs) -> Result:
     if any(p.free is None for p in host.memory.huge_pages):
         yield Unseen("free huge pages")
@@ -176,6 +189,9 @@ CHECKS = (
     Check("cgroup-huge-pages-short", AREA, FAIL, group_allows_huge_pages,
           "hugetlb.<size>.max >= the plan's bytes", f"{KERNEL}, hugetlb control group",
           "ask for them (resources.limits: hugepages-2Mi), or lift the hugetlb limit"),
+    Check("kubelet-huge-pages-stale", AREA, FAIL, kubelet_knows_the_pool,
+          "the kubelet offers every reserved page", "kubectl get nodes, status.allocatable",
+          "sudo systemctl restart kubelet"),
     Check("huge-pages-idle", AREA, WARN, no_idle_pools, "at most 1 GiB reserved and unused",
           "reserved pages are lost for everything else",
           "plan with --huge-pages, or: echo 0 | sudo tee /proc/sys/vm/nr_hugepages"),

@@ -6,7 +6,7 @@ from typing import Any
 
 from preflight.answers import Unreadable
 from preflight.host import Gpu, GpuProcess, Link
-from preflight.looking import Looking
+from preflight.looking import Looking, as_list
 from preflight.nvml import GPU_IS_LOST, NOT_SUPPORTED, RESET_REQUIRED
 from preflight.probes import pci
 
@@ -179,17 +179,6 @@ def _bits(words: list[int] | None) -> list[int]:
     return [
         64 * at + bit for at, word in enumerate(words or ()) for bit in range(64) if word >> bit & 1
     ]
-
-
-def as_list(numbers: list[int]) -> str | None:
-    """[0, 1, 2, 5] -> `0-2,5`; nothing -> None."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or None
 
 
 def with_sysfs_links(look: Looking, found: tuple[Gpu, ...]) -> tuple[Gpu, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from preflight.host import HugePages, NumaNode
-from preflight.looking import Looking, ids, keyed_kib, whole
+from preflight.looking import Looking, as_list, ids, keyed_kib, whole
 
 NODES = "/sys/devices/system/node"
 
@@ -26,15 +26,37 @@ def _node(look: Looking, index: int, gpu_memory: bool) -> NumaNode:
     memory = keyed_kib(look.text(f"{folder}/meminfo"))
     row = (look.text(f"{folder}/distance") or "").split()
     distances = tuple(d for d in map(whole, row) if d is not None)
+    cpus = _cpus(look, folder)
     return NumaNode(
         index=index,
-        cpus=look.text(f"{folder}/cpulist"),
+        cpus=cpus,
+        socket=_socket(look, cpus),
         memory_total_bytes=memory.get("MemTotal"),
         memory_free_bytes=memory.get("MemFree"),
         huge_pages=huge_pages(look, f"{folder}/hugepages"),
         distances=distances if len(distances) == len(row) and row else None,
         gpu_memory=gpu_memory,
     )
+
+
+def _cpus(look: Looking, folder: str) -> str | None:
+    """The node's CPU list; where only the mask is there, the list of its bits."""
+    listed = look.text(f"{folder}/cpulist")
+    if listed is not None:
+        return listed
+    mask = (look.text(f"{folder}/cpumap") or "").replace(",", "")
+    if not re.fullmatch(r"[0-9a-fA-F]+", mask):
+        return None
+    bits = int(mask, 16)
+    return as_list([n for n in range(bits.bit_length()) if bits >> n & 1]) or ""
+
+
+def _socket(look: Looking, cpus: str | None) -> int | None:
+    """The package of the node's first CPU; a node lies in one socket."""
+    first = min(ids(cpus) or (), default=None)
+    if first is None:
+        return None
+    return look.number(f"/sys/devices/system/cpu/cpu{first}/topology/physical_package_id")
 
 
 def huge_pages(look: Looking, folder: str) -> tuple[HugePages, ...]:

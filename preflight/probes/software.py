@@ -11,6 +11,7 @@ from preflight.looking import Looking
 from preflight.probes.kernel_log import memory_kills, xids
 
 LISTENING = "0A"
+UNITS = {" ": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 CDI = ("/etc/cdi", "/var/run/cdi")
 LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")
 
@@ -54,6 +55,7 @@ def software(look: Looking, refused: Unreadable | None, virtual: bool | None) ->
         cpu_governor=look.text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         ports_listening=_ports(look),
         **_kernel_log(look),
+        kubelet_huge_pages_bytes=_kubelet_huge_pages(look),
         **_docker(look),
     )
 
@@ -132,6 +134,18 @@ def _kernel_log(look: Looking) -> dict[str, Any]:
     if ran is None or ran.code != 0:
         return {}
     return {"xids": xids(ran.out), "memory_kills": memory_kills(ran.out)}
+
+
+def _kubelet_huge_pages(look: Looking) -> dict[int, int] | None:
+    """What the first node offers to pods; asked only where a kubelet is."""
+    if look.names("/var/lib/kubelet") is None:
+        return None
+    where = "jsonpath={.items[0].status.allocatable}"
+    ran = look.run("kubectl", "get", "nodes", "--request-timeout=1s", "-o", where)
+    if ran is None or ran.code != 0:
+        return None
+    told = re.findall(r'"hugepages-(\d+)([KMG])i":"(\d+)([KMG]i)?"', ran.out)
+    return {int(n) * UNITS[u]: int(size) * UNITS[(unit or " ")[0]] for n, u, size, unit in told}
 
 
 def _docker(look: Looking) -> dict[str, Any]:

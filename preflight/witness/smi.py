@@ -15,6 +15,7 @@ from preflight.probes.pci import sysfs_address
 from preflight.witness import fields
 from preflight.witness.words import fault, size, switch, value
 
+CSV_NAMES = {str(row[fields.CSV]) for row in fields.FIELDS.values()} - {""}
 UNITED = re.compile(r"^(.*?)\s*\[[^\]]*\]$")
 CARD_LINE = re.compile(
     r"^\|\s*(\d+)\s+(\S.*?)\s+(On|Off|N/A)\s*\|\s*([0-9A-Fa-f]+:[0-9A-Fa-f]+:[0-9A-Fa-f]+\.\d)\s"
@@ -109,8 +110,7 @@ def parse_csv(text: str) -> tuple[Gpu, ...]:
     for line in text.replace("\r", "").splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         names = [_bare(cell) for cell in cells]
-        known = {str(row[fields.CSV]) for row in fields.FIELDS.values()} - {""}
-        if len(known & set(names)) >= 2 or (names[0] == "index" and len(names) > 1):
+        if len(CSV_NAMES & set(names)) >= 2 or (names[0] == "index" and len(names) > 1):
             header = names
         elif header and len(cells) == len(header):
             told: dict[str, str | None] = dict(zip(header, cells, strict=True))

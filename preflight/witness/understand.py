@@ -18,12 +18,13 @@ from preflight.witness.topo import Topo, parse_topo
 DRIVER = re.compile(r"(?:Driver Version|KMD Version|driver_version>)\s*:?\s*(\d+\.\d+(?:\.\d+)?)")
 CUDA = re.compile(r"(?:CUDA Version|CUDA UMD Version|cuda_version>)\s*:?\s*(\d+\.\d+)")
 KERNEL = re.compile(r"^Linux \S+ (\d+\.\d+\.\d+\S*) ", re.M)
-NVML_FAILED = re.compile(r"Failed to initialize NVML: (.+)")
+NVML_FAILED = re.compile(r"Failed to initialize NVML: ([^\"\n]+)")
 NVML_LIBRARY = re.compile(r"NVML library version: (\d+\.\d+(?:\.\d+)?)")
 FIRST = {"driver": DRIVER, "cuda": CUDA, "kernel": KERNEL, "nvml": NVML_LIBRARY}
 NVML_CODES = {"Driver/library version mismatch": 18, "Unknown Error": 999, "Driver Not Loaded": 9,
               "GPU is lost": 15, "Insufficient Permissions": 4}  # fmt: skip
 POLICY_REFUSED = re.compile(r"(?:set|get)_mempolicy: (Operation not permitted)")
+TOPO_FAILED = re.compile(r"ERROR: Option -m|topo.*not supported", re.I)
 NO_TOOLKIT = "could not select device driver"
 
 
@@ -35,6 +36,7 @@ def understand(text: str) -> Host:
     nodes = parse_numactl(text)
     cpus = parse_lscpu(text)
     soft = _software(text)
+    asked = bool(topo.columns or TOPO_FAILED.search(text))
     policy = POLICY_REFUSED.search(text)
     return Host(
         gpus=cards or None,
@@ -43,7 +45,7 @@ def understand(text: str) -> Host:
         cpu_model=cpus.model,
         cpus_online=cpus.online,
         limits=Limits(memory_policy=policy.group(1).lower() if policy else None),
-        software=soft.model_copy(update={"topo_error": topo.error if topo.columns else None}),
+        software=soft.model_copy(update={"topo_error": topo.error if asked else None}),
     )
 
 

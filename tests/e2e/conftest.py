@@ -1,65 +1,12 @@
-"""A synthetic model, plans for it, and engines that generate from it. Made once per session."""
+"""Synthetic models and prompts, made once per session."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from e2e.lab import Lab
 
-from appliance.checkpoint.exl3 import read_checkpoint
-from appliance.checkpoint.model import Checkpoint
-from appliance.plan.model import Plan
-
-GENERATE = Path(__file__).parent / "generate.py"
-Outputs = dict[str, Any]
-
-
-def run(arguments: list[str], log: Path, **environment: str) -> None:
-    """Run in the engine's Python; on failure show the end of what it said."""
-    with log.open("w") as file:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
-            timeout=600,
-            check=False,
-        )
-    assert done.returncode == 0, f"{arguments[:3]} failed:\n" + "\n".join(
-        log.read_text().splitlines()[-40:]
-    )
-
-
-class Lab:
-    """One checkpoint and what engines say about it."""
-
-    def __init__(self, folder: Path, checkpoint: Path) -> None:
-        self.folder = folder
-        self.path = checkpoint
-        self.checkpoint: Checkpoint = read_checkpoint(checkpoint)
-
-    def generate(self, name: str, plan: Plan, prompts: dict[str, Any], **options: Any) -> Outputs:
-        """Serve the checkpoint on `plan` and generate greedily."""
-        plan_file = self.folder / f"{name}.plan.json"
-        plan.write(plan_file)
-        ours = {"appliance": {"plan": str(plan_file), "checkpoint": str(self.path)}}
-        return self._run(name, self.path, prompts, additional_config=ours, **options)
-
-    def generate_stock(self, name: str, model: Path, prompts: dict[str, Any]) -> Outputs:
-        """vLLM's own unquantised path on dense weights."""
-        return self._run(name, model, prompts)
-
-    def _run(self, name: str, model: Path, prompts: dict[str, Any], **options: Any) -> Outputs:
-        asked, out = self.folder / f"{name}.prompts.json", self.folder / f"{name}.json"
-        asked.write_text(json.dumps(prompts))
-        arguments = [str(GENERATE), str(model), str(asked), str(out), json.dumps(options)]
-        run(arguments, self.folder / f"{name}.log")
-        found: Outputs = json.loads(out.read_text())
-        return found
+from appliance.checkpoint.synth import SynthSpec, synthesize
 
 
 @pytest.fixture(scope="session")
@@ -69,13 +16,8 @@ def prompts() -> dict[str, Any]:
     return {"prompts": rows, "tokens": 64}
 
 
-MakeLab = Callable[[str], Lab]
-
-
 @pytest.fixture(scope="session")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> MakeLab:
-    from appliance.checkpoint.synth import SynthSpec, synthesize
-
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Lab]:
     made: dict[str, Lab] = {}
 
     def make(family: str) -> Lab:

@@ -2,8 +2,8 @@
 
     python generate.py MODEL PROMPTS.json OUT.json [LLM options as JSON]
 
-OUT: {"outputs": [{"tokens": [...], "logprobs": [...]}], "state": per-rank counters and homes,
-"proof": per-rank proof} (the last two only with our plugin's options).
+OUT: {"vllm": version, "outputs": [{"tokens": [...], "logprobs": [...]}]} and, with our plugin,
+"state": counters and homes of each rank, "proof": the proof of each rank.
 """
 
 import json
@@ -22,6 +22,7 @@ def main() -> None:
     options = json.loads(sys.argv[4]) if len(sys.argv) > 4 else {}
     if options.get("tensor_parallel_size", 1) == 1:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    import vllm
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
@@ -30,7 +31,7 @@ def main() -> None:
     if ours:
         options["worker_extension_cls"] = "appliance.engine.worker.WorkerExtension"
     llm = LLM(model, enforce_eager=True, dtype="float32", max_model_len=512, **options)
-    result: dict[str, object] = {}
+    result: dict[str, object] = {"vllm": vllm.__version__}
     if ours:
         result["proof"] = llm.collective_rpc("appliance_prove")
         llm.collective_rpc("appliance_reset")

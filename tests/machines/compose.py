@@ -129,12 +129,18 @@ def machine_files(arch_flags, nodes, kernel):
         files |= {
             f"{folder}/cpulist": f"{cpu_list}\n",
             f"{folder}/distance": f"{distances}\n",
+            _package(cpu_list): f"{node}\n",
             f"{folder}/meminfo": f"Node {node} MemTotal: {node_total} kB\n"
             f"Node {node} MemFree: {node_free} kB\n",
             f"{folder}/hugepages/hugepages-2048kB/nr_hugepages": "0\n",
             f"{folder}/hugepages/hugepages-2048kB/free_hugepages": "0\n",
         }
     return files
+
+
+def _package(cpu_list):
+    first = cpu_list.split("-")[0]
+    return f"/sys/devices/system/cpu/cpu{first}/topology/physical_package_id"
 
 
 LIMITS = """Limit                     Soft Limit           Hard Limit           Units

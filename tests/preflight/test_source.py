@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from preflight.answers import Source, Unreadable
 from preflight.blank import Blanker
 from preflight.inspect import inspect
+from preflight.report import check
 from preflight.source import Live, Recorded, Recording
 
 TAIL = "-0000-1111-2222-333344445555"
@@ -53,6 +54,15 @@ def test_this_machine_replays_to_the_same_facts(tmp_path: Path) -> None:
     seen = inspect(recording)
     recording.save()
     assert inspect(Recorded(tmp_path)).model_dump_json() == seen.model_dump_json()
+
+
+def test_a_replay_looks_at_the_disks_it_was_recorded_with(tmp_path: Path) -> None:
+    recording = Recording(Live(), tmp_path / "kept")
+    seen = inspect(recording, {"model": str(tmp_path)})
+    recording.save()
+    replayed = inspect(Recorded(tmp_path / "kept"))
+    assert [disk.role for disk in replayed.disks][:1] == ["model"]
+    assert check(replayed).to_json() == check(seen).to_json()
 
 
 def test_a_recording_names_neither_the_host_nor_its_builder(root: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One tensor. `draw` makes its bytes; None leaves a hole of the true size in the file."""
+    """One tensor. `draw` makes its bytes; a tensor of which only the header is wanted has none."""
 
     name: str
     dtype: str

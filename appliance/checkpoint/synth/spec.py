@@ -36,7 +36,7 @@ class SynthSpec:
     kv_heads: int = 2
     head_dim: int = 128
     bits: tuple[float, float, float] = (3, 3, 3)
-    dense_bits: float = 4
+    dense_bits: float = 3
     head_bits: float = 6
     codebook: str = "mcg"
     quantise_head: bool = True

@@ -1,5 +1,6 @@
 """A valid checkpoint, in every form it may lie on disk."""
 
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,8 @@ import tiny_checkpoint as tiny
 
 from appliance.checkpoint.exl3 import checkpoint_digest, read_checkpoint
 from appliance.checkpoint.model import Checkpoint
+from appliance.checkpoint.synth.make import synthesize
+from appliance.checkpoint.synth.spec import SynthSpec
 
 MODELS = (tiny.qwen, tiny.deepseek)
 
@@ -90,6 +93,18 @@ def test_the_engram_table_has_264_byte_rows(tmp_path: Path) -> None:
     assert (table.size_bytes, table.format) == (264_000, "fp8")
 
 
+@pytest.mark.parametrize("collecting", [True, False])
+def test_the_garbage_collector_is_left_as_it_was(tmp_path: Path, collecting: bool) -> None:
+    folder = tiny.qwen().write(tmp_path)
+    before = gc.isenabled()
+    try:
+        (gc.enable if collecting else gc.disable)()
+        read_checkpoint(folder)
+        assert gc.isenabled() == collecting
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
 def test_an_index_in_another_order_changes_nothing(tmp_path: Path) -> None:
     model = tiny.qwen()
     model.write(tmp_path, shards=2)
@@ -97,3 +112,22 @@ def test_an_index_in_another_order_changes_nothing(tmp_path: Path) -> None:
     index["weight_map"] = dict(reversed(index["weight_map"].items()))
     (tmp_path / tiny.INDEX).write_text(json.dumps(index))
     assert read_checkpoint(tmp_path).layers == read_checkpoint(tmp_path).layers
+
+
+@pytest.mark.parametrize(
+    ("family", "bits", "codebook"),
+    [("qwen3_moe", (2, 3, 4), "mcg"), ("deepseek_v3", (2.5, 2.5, 3.5), "mul1")],
+)
+def test_a_synthetic_checkpoint_reads_back_as_it_was_ordered(
+    tmp_path: Path, family: str, bits: tuple[float, float, float], codebook: str
+) -> None:
+    spec = SynthSpec(family=family, layers=3, experts=4, top_k=2, bits=bits, codebook=codebook)
+    synthesize(tmp_path / "model", spec)
+    checkpoint = read_checkpoint(tmp_path / "model")
+    assert checkpoint.warnings == ()
+    assert [layer.index for layer in checkpoint.layers] == [1, 2]
+    shapes = {e.projections for layer in checkpoint.layers for e in layer.experts}
+    (projections,) = shapes
+    assert tuple(p.bits for p in projections) == bits
+    assert {p.codebook for p in projections} == {codebook}
+    assert total_bytes(checkpoint) == checkpoint.size_bytes

@@ -2,7 +2,8 @@
 
 import re
 
-from plan_builders import GIB, checkpoint, deepseek_v41_flash, expert, gpu, host, layer
+from machines import machine
+from plan_builders import GIB, checkpoint, deepseek_v41_flash, expert, host, layer
 
 from appliance.plan.budget import Demand, activation_bytes
 from appliance.plan.explain import ledger_lines, show_lines
@@ -11,7 +12,7 @@ from appliance.plan.model import Plan, RankPlan
 from appliance.plan.planner import Policy, plan
 from appliance.plan.split import scale_bytes, share_of
 
-TWO_CARDS = host((gpu(0), gpu(1, numa_node=1)))
+TWO_CARDS = machine("two-rtx-pro-6000-healthy")
 
 
 def weights(rank: RankPlan) -> int:

@@ -76,6 +76,18 @@ def test_cache_slots_are_taken_from_residents_and_cost_a_host_copy() -> None:
     assert copies == 4 * expert_block_bytes(expert(), 1)
 
 
+def test_slots_start_with_the_hottest_of_the_host_and_the_plan_says_what_it_promises() -> None:
+    a, b = (9.0, 9, 0, 0, 1, 0, 0, 0), (9.0, 0, 9, 0, 0, 1, 0, 0)
+    both = {i: tuple(x + y for x, y in zip(a, b, strict=True)) for i in (0, 1)}
+    heat = Heat(both, {"a": {0: a, 1: a}, "b": {0: b, 1: b}})
+    made = tight(6, cache_slots=2, heat=heat)
+    first = made.ranks[0].layers[0]
+    assert (first.device, first.in_slots) == ("0", "1-2")
+    # Topic a with its own two best slots (1 and 4): nothing of it would be cold.
+    assert made.cache is not None and made.cache.promised_cold_share == 0.0
+    assert tight(6, heat=heat).cache is None
+
+
 def test_a_layer_that_fits_whole_needs_no_slots() -> None:
     made = tight(16, cache_slots=2)
     assert [(la.device, la.cache_slots) for la in made.ranks[0].layers] == [("0-7", 0)] * 2

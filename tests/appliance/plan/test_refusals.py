@@ -23,22 +23,23 @@ def mixed() -> MoeLayer:
 
 Case = tuple[Host, Checkpoint, Policy, type[ApplianceError], str]
 CASES: dict[str, Callable[[], Case]] = {
-    "not EXL3": lambda: (host(), checkpoint(quantization_config={"quant_method": "fp8"}), HALF,
-                         UnsupportedError, "quantised with fp8"),
-    "no experts": lambda: (host(), checkpoint(()), HALF, UnsupportedError, "no routed experts"),
+    "not EXL3": lambda: (host(), checkpoint(quantisation="fp8"), HALF,
+                         UnsupportedError, "stored as fp8, not as EXL3"),
+    "no experts": lambda: (host(), checkpoint((), quantisation="none"), HALF, UnsupportedError,
+                           "no routed experts"),
     "a shard of 576": lambda: (
         CARDS, deepseek_v41_flash(), Policy(tensor_parallel=4), UnsupportedError,
-        r"2304/4 = 576, which is not a multiple of 128.*--expert-parallel"),
+        r"2304 cut for 4 ranks are 576 wide, no multiple of 128.*expert parallelism"),
     "experts that do not divide": lambda: (
         host(), checkpoint((layer(experts=9),)), Policy(tensor_parallel=2, expert_parallel=True),
         UnsupportedError, "9 experts, which 2 ranks cannot share evenly"),
     "heads that do not divide": lambda: (
-        host(), checkpoint(num_attention_heads=6), Policy(tensor_parallel=4), UnsupportedError,
-        "6 attention heads cannot be shared by 4"),
+        host(), checkpoint(num_attention_heads=7), Policy(tensor_parallel=2), UnsupportedError,
+        "7 attention heads cannot be shared by 2"),
     "mixed K": lambda: (host(), checkpoint((mixed(),)), HALF, UnsupportedError,
                         r"mixes w1 of 256 x 256 at 3 bits mcg \(expert 0\).* 4 bits"),
     "files cut for two": lambda: (host(), checkpoint(rank_sliced=2), HALF, UnsupportedError,
-                                  "already cut for 2 ranks and cannot serve 1"),
+                                  "is sliced for tensor parallelism 2, not 1"),
     "unknown attention": lambda: (
         host(), checkpoint(num_key_value_heads=None, num_attention_heads=None), HALF,
         UnsupportedError, "the attention of model type 'qwen3_moe' is not one"),
@@ -66,13 +67,16 @@ CASES: dict[str, Callable[[], Case]] = {
         r"takes 16\d\.\d\d GiB of host memory over 2 ranks and 128.00 GiB are free"),
     "control group short": lambda: (
         host((gpu(0), gpu(1)), memory_max=96 * GIB), deepseek_v41_flash(), Policy(), DoesNotFit,
-        "the control group allows 96.00 GiB"),
+        "the control group allows 96.00 GiB more"),
     "one memory node short": lambda: (
         host((gpu(0), gpu(1)), memory=200 * GIB, nodes=4), deepseek_v41_flash(), Policy(),
         DoesNotFit, r"memory node 0 has 50.00 GiB free and the experts of 2 card\(s\)"),
     "a context the model was not made for": lambda: (
         host(), checkpoint(), Policy(context_tokens=5000), UsageError,
         "5,000 tokens is asked for and the model was made for 4,096"),
+    "a GPU that is lost": lambda: (
+        host((gpu(0).model_copy(update={"fault": "GPU is lost"}),)), checkpoint(), Policy(),
+        PlanError, "GPU 0 cannot be used: GPU is lost"),
     "link rates that do not match": lambda: (
         host(), checkpoint(), Policy(link_bytes_per_second=(1e9, 1e9)), UsageError,
         "2 link rates are given for 1 ranks"),
@@ -128,10 +132,9 @@ def test_heat_survives_its_own_json_and_nothing_else_is_read() -> None:
 
 
 def test_memory_held_by_the_page_cache_is_not_free_but_the_way_out_is_told() -> None:
-    cached = host((gpu(0), gpu(1)), memory=512 * GIB)
-    nodes = tuple(n.model_copy(update={"memory_free_bytes": 2 * GIB}) for n in cached.numa_nodes)
-    with pytest.raises(DoesNotFit, match="drop_caches"):
-        plan(cached.model_copy(update={"numa_nodes": nodes}), deepseek_v41_flash(), None, Policy())
+    cached = host((gpu(0), gpu(1))).model_copy(update={"memory_free_bytes": 4 * GIB})
+    with pytest.raises(DoesNotFit, match=r"4\.00 GiB are free.*/drop_caches"):
+        plan(cached, deepseek_v41_flash(), None, Policy())
 
 
 def test_a_plan_for_another_checkpoint_or_gpu_is_refused() -> None:

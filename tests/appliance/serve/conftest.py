@@ -64,7 +64,7 @@ def standin_spec(tmp_path, model) -> ServeSpec:
     wishes = Wishes(engine_python=str(python), host="127.0.0.1", port=free_port(),
                     drain_seconds=10.0)  # fmt: skip
     made = spec(plan(), model, plan_path, wishes, Files.of(tmp_path / "state"))
-    return dataclasses.replace(made, start_limit_seconds=30.0)
+    return dataclasses.replace(made, start_limit_seconds=60.0)
 
 
 def environment(wrong: str = "") -> dict[str, str]:
@@ -86,7 +86,7 @@ class Running:
         except Exception as error:  # noqa: BLE001 (shown by wait_for)
             self.ended.append(error)
 
-    def wait_for(self, *phases: str, seconds: float = 20.0) -> State:
+    def wait_for(self, *phases: str, seconds: float = 60.0) -> State:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             state = read_state(self.spec.files)
@@ -107,7 +107,7 @@ def supervised(standin_spec):
 
             def finish() -> None:
                 running.stop.count = 2
-                thread.join(30)
+                thread.join(60)
                 assert not thread.is_alive()
 
             thread.start()

@@ -1,0 +1,87 @@
+"""Seconds to place and to pin host memory: `python -m appliance.engine.bench_arena --gib 24`.
+
+Place is mmap, bind, touch (HostMapping); pin is the driver's registration in chunks. Then the rate
+at which the GPU copies from it, and its page kind. One JSON line. No torch: the driver alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import sys
+import time
+
+from appliance.engine.hostmem import HostMapping
+from appliance.engine.pinning import Driver, Pinned, chunks
+
+
+def _context(library: ctypes.CDLL) -> None:
+    """The first GPU's primary context, current on this thread."""
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    for code in (
+        library.cuInit(0),
+        library.cuDeviceGet(ctypes.byref(device), 0),
+        library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
+        library.cuCtxSetCurrent(context),
+    ):
+        if code:
+            raise RuntimeError(f"no GPU to pin for: driver error {code}")
+
+
+def _copy_rate(library: ctypes.CDLL, address: int, size_bytes: int) -> float:
+    """Bytes a second of one copy to the device, best of five."""
+    target = ctypes.c_uint64()
+    if code := library.cuMemAlloc_v2(ctypes.byref(target), ctypes.c_size_t(size_bytes)):
+        raise RuntimeError(f"no device memory for the copy: driver error {code}")
+    best = 0.0
+    for _ in range(5):
+        start = time.perf_counter()
+        code = library.cuMemcpyHtoD_v2(
+            target, ctypes.c_void_p(address), ctypes.c_size_t(size_bytes)
+        )
+        if code:
+            raise RuntimeError(f"copy failed: driver error {code}")
+        best = max(best, size_bytes / (time.perf_counter() - start))
+    library.cuMemFree_v2(target)
+    return best
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m appliance.engine.bench_arena")
+    parser.add_argument("--gib", type=int, default=24)
+    parser.add_argument("--threads", type=int, default=4, help="that touch pages")
+    parser.add_argument("--block", type=int, default=13_271_040, help="bytes of an expert")
+    a = parser.parse_args(argv)
+    driver_library = ctypes.CDLL("libcuda.so.1")
+    _context(driver_library)
+    size, step = a.gib << 30, -(-a.block // 4096) * 4096
+    start = time.perf_counter()
+    mapping = HostMapping(size, threads=a.threads)
+    placed = time.perf_counter()
+    pieces = chunks(range(0, size, step), size)
+    pinned = Pinned(mapping.address, pieces, Driver())
+    done = time.perf_counter()
+    rate = _copy_rate(driver_library, mapping.address, min(256 << 20, len(pieces[0])))
+    held = pinned.registrations
+    released = time.perf_counter()
+    pinned.close()
+    mapping.close()
+    facts = {
+        "section": "arena",
+        "gib": a.gib,
+        "threads": a.threads,
+        "page_kind": mapping.page_kind,
+        "registrations": held,
+        "place_s": round(placed - start, 3),
+        "pin_s": round(done - placed, 3),
+        "place_and_pin_s_per_gib": round((done - start) / a.gib, 4),
+        "release_s": round(time.perf_counter() - released, 3),
+        "copy_gb_s": round(rate / 1e9, 2),
+    }
+    sys.stdout.write(json.dumps(facts) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

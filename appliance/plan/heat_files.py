@@ -1,0 +1,159 @@
+"""Heat from what others write: topic counts, router traces (JSONL, CSV), expert-load dumps."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from appliance.errors import UsageError
+from appliance.plan.routing import Heat, count_row, heat_from_json, merge
+
+# An engine warms up on one made-up token: the same choice over and over, or equal weights.
+WARM_UP_RUN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class HeatFile:
+    """Counts, and what had to be said about them."""
+
+    heat: Heat
+    notes: tuple[str, ...] = ()
+
+
+def read_heat(files: Iterable[Path], experts: int | None = None) -> HeatFile:
+    """Counts of any known format, told apart by content; several files are added up.
+
+    `experts`: experts a layer has; a trace alone shows only those it picked.
+    Raises UsageError with the file's name.
+    """
+    read = [_read(file, experts) for file in files]
+    if not read:
+        raise UsageError("no file of routing counts is given")
+    return HeatFile(merge([r.heat for r in read]), tuple(n for r in read for n in r.notes))
+
+
+@dataclass(slots=True)
+class _Trace:
+    """Counts of one trace; consecutive equal choices of a layer wait until they are told apart."""
+
+    picks: dict[int, dict[int, int]] = field(default_factory=dict)
+    runs: dict[int, tuple[tuple[int, ...], int]] = field(default_factory=dict)
+    rows: int = 0
+    dropped: int = 0
+
+    def add(self, layer: int, ids: tuple[int, ...], weights: tuple[float, ...]) -> None:
+        self.rows += 1
+        if len(weights) > 1 and len(set(weights)) == 1:
+            self.dropped += 1
+            return
+        last, length = self.runs.get(layer, ((), 0))
+        if ids == last:
+            self.runs[layer] = (ids, length + 1)
+            return
+        self._settle(layer)
+        self.runs[layer] = (ids, 1)
+
+    def close(self) -> None:
+        for layer in self.runs:
+            self._settle(layer)
+
+    def _settle(self, layer: int) -> None:
+        ids, length = self.runs.get(layer, ((), 0))
+        if not ids:
+            return
+        if length >= WARM_UP_RUN:
+            self.dropped += length
+            return
+        counts = self.picks.setdefault(layer, {})
+        for expert in ids:
+            counts[expert] = counts.get(expert, 0) + length
+
+
+def _read(file: Path, experts: int | None) -> HeatFile:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the routing counts {file}: {error}") from error
+    if file.suffix == ".csv":
+        return _from_rows(file, _csv_rows(file, text), experts)
+    if file.suffix == ".jsonl":
+        return _from_rows(file, _jsonl_rows(file, text), experts)
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{file} is not JSON: {error.msg} at line {error.lineno}") from error
+    if isinstance(data, dict) and "counts" in data:
+        return HeatFile(_topic_counts(file, data))
+    if isinstance(data, dict) and ("weight" in data or "logical_count" in data):
+        return HeatFile(_load_dump(file, data.get("weight", data.get("logical_count"))))
+    if isinstance(data, list):
+        return HeatFile(_load_dump(file, data))
+    return HeatFile(heat_from_json(text, str(file)))
+
+
+def _topic_counts(file: Path, data: Mapping[str, object]) -> Heat:
+    """One layer: `layer`, `counts`, and `counts_<topic>`; topics outside the total are added."""
+    layer = data.get("layer")
+    if not isinstance(layer, int):
+        raise UsageError(f"{file} does not say which layer its counts are of")
+    total = count_row(data["counts"], str(file))
+    outside = data.get("topics_outside_counts", [])
+    topics = {
+        key.removeprefix("counts_"): {layer: count_row(row, f"{file}, {key}")}
+        for key, row in data.items()
+        if key.startswith("counts_")
+    }
+    added = [Heat(topics[name]) for name in outside] if isinstance(outside, list) else []
+    return Heat(merge([Heat({layer: total}), *added]).counts, topics)
+
+
+def _load_dump(file: Path, rows: object) -> Heat:
+    """Expert loads as a load balancer keeps them: one list per MoE layer, in order."""
+    if not isinstance(rows, list) or not rows:
+        raise UsageError(f"{file} is not a table of loads by layer and expert")
+    return Heat({i: count_row(row, f"{file}, layer {i}") for i, row in enumerate(rows)})
+
+
+def _from_rows(
+    file: Path, rows: Iterator[tuple[int, tuple[int, ...], tuple[float, ...]]], experts: int | None
+) -> HeatFile:
+    trace = _Trace()
+    for layer, ids, weights in rows:
+        trace.add(layer, ids, weights)
+    trace.close()
+    if not trace.picks:
+        raise UsageError(
+            f"{file}: all {trace.rows:,} rows are warm-up (one choice repeated, or equal weights)",
+            fix="record real requests, or plan without counts",
+        )
+    width = experts or 1 + max(e for counts in trace.picks.values() for e in counts)
+    heat = Heat({layer: tuple(float(counts.get(e, 0)) for e in range(width))
+                 for layer, counts in trace.picks.items()})  # fmt: skip
+    if not trace.dropped:
+        return HeatFile(heat)
+    note = f"{file.name}: {trace.dropped:,} of {trace.rows:,} rows are warm-up and were dropped"
+    return HeatFile(heat, (note,))
+
+
+def _jsonl_rows(file: Path, text: str) -> Iterator[tuple[int, tuple[int, ...], tuple[float, ...]]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            row = json.loads(line)
+            if row.get("type", "route") == "route":
+                yield row["layer"], tuple(row["topk_ids"]), tuple(row.get("topk_weights", ()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"{file}, line {number}: not a routed row ({error!r})") from error
+
+
+def _csv_rows(file: Path, text: str) -> Iterator[tuple[int, tuple[int, ...], tuple[float, ...]]]:
+    """`layer,"12 7 40"`, with or without a header."""
+    for number, row in enumerate(csv.reader(text.splitlines()), 1):
+        if number == 1 and row and not row[0].isdecimal():
+            continue
+        try:
+            yield int(row[0]), tuple(int(e) for e in row[1].split()), ()
+        except (ValueError, IndexError) as error:
+            raise UsageError(f"{file}, line {number}: not layer,experts") from error

@@ -1,0 +1,168 @@
+"""Replay routed rows against rules for the spare slots: what stays cold, and what the link carries.
+
+Contenders: the plan left alone; plain LRU; decayed counts (plan/policy.py, what the engine runs);
+and the clairvoyant set, the best slots for the traffic's own counts, which nobody can know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Protocol
+
+from appliance.plan.model import CacheRules
+from appliance.plan.placement import Homes
+from appliance.plan.policy import Cache, LayerSlots
+from appliance.plan.traffic import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What turns distinct cold experts of one layer into milliseconds of a step on one card."""
+
+    layers: int
+    block_bytes: int
+    bytes_per_second: float
+
+    def milliseconds(self, distinct_cold: float) -> float:
+        return distinct_cold * self.layers * self.block_bytes / self.bytes_per_second * 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Rows [start, stop) of the replay, by contender: shares, counts a step and layer, swaps."""
+
+    start: int
+    stop: int
+    cold_share: Mapping[str, float]
+    distinct_cold: Mapping[str, float]
+    promotions_per_row: Mapping[str, float]
+
+
+class Contender(Protocol):
+    """A rule for the slots: which experts are cold now, and what it does with what it sees."""
+
+    def cold(self, layer: int) -> AbstractSet[int]: ...
+    def see(self, layer: int, rows: Sequence[Row]) -> None: ...
+    def step(self, rows: int) -> int: ...
+
+
+class Fixed:
+    """Slots that never change: a static plan, or the clairvoyant set."""
+
+    def __init__(self, cold: Mapping[int, AbstractSet[int]]) -> None:
+        self._cold = cold
+
+    def cold(self, layer: int) -> AbstractSet[int]:
+        return self._cold[layer]
+
+    def see(self, layer: int, rows: Sequence[Row]) -> None:
+        pass
+
+    def step(self, rows: int) -> int:
+        return 0
+
+
+class Lru:
+    """Every cold pick takes the slot that was used longest ago, at once and at any price."""
+
+    def __init__(self, homes: Mapping[int, Homes]) -> None:
+        self._slots = {layer: dict.fromkeys(reversed(h.slots)) for layer, h in homes.items()}
+        self._cold = {layer: set(h.host) - set(h.slots) for layer, h in homes.items()}
+        self._swaps = 0
+
+    def cold(self, layer: int) -> AbstractSet[int]:
+        return self._cold[layer]
+
+    def see(self, layer: int, rows: Sequence[Row]) -> None:
+        slots, cold = self._slots[layer], self._cold[layer]
+        for expert in (e for row in rows for e in row):
+            if expert in slots:
+                del slots[expert]
+            elif expert in cold and slots:
+                oldest = next(iter(slots))
+                del slots[oldest]
+                cold.add(oldest)
+                cold.remove(expert)
+                self._swaps += 1
+            else:
+                continue
+            slots[expert] = None
+
+    def step(self, rows: int) -> int:
+        swaps, self._swaps = self._swaps, 0
+        return swaps
+
+
+class Decayed:
+    """The engine's policy."""
+
+    def __init__(self, homes: Mapping[int, Homes], experts: int, rules: CacheRules) -> None:
+        self._layers = {
+            layer: LayerSlots(layer, experts, set(h.slots), set(h.host) - set(h.slots))
+            for layer, h in homes.items()
+        }
+        self._cache = Cache(tuple(self._layers.values()), rules)
+
+    def cold(self, layer: int) -> AbstractSet[int]:
+        return self._layers[layer].cold
+
+    def see(self, layer: int, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self._cache.observe(layer, row)
+
+    def step(self, rows: int) -> int:
+        return len(self._cache.step(rows))
+
+
+def replay(
+    contenders: Mapping[str, Contender],
+    traffic: Mapping[int, Iterator[Row]],
+    batch: int,
+    windows: Sequence[tuple[int, int]],
+) -> tuple[Window, ...]:
+    """Feed every contender the same rows, `batch` a step, and measure it in each window."""
+    tallies = [{name: _Tally() for name in contenders} for _ in windows]
+    seen = 0
+    while seen < max(stop for _, stop in windows):
+        live = [
+            t for t, (start, stop) in zip(tallies, windows, strict=True) if start <= seen < stop
+        ]
+        for layer, rows_of in traffic.items():
+            rows = [next(rows_of) for _ in range(batch)]
+            for name, contender in contenders.items():
+                cold = contender.cold(layer)
+                for tally in live:
+                    tally[name].count(rows, cold)
+                contender.see(layer, rows)
+        for name, contender in contenders.items():
+            swaps = contender.step(batch)
+            for tally in live:
+                tally[name].swaps += swaps
+                tally[name].rows += batch
+        seen += batch
+    return tuple(
+        Window(start, stop, {n: t.cold / t.picks for n, t in tally.items()},
+               {n: t.distinct / t.steps for n, t in tally.items()},
+               {n: t.swaps / t.rows for n, t in tally.items()})
+        for (start, stop), tally in zip(windows, tallies, strict=True)
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Tally:
+    picks: int = 0
+    cold: int = 0
+    distinct: int = 0
+    steps: int = 0  # times layers
+    swaps: int = 0
+    rows: int = 0
+
+    def count(self, rows: Sequence[Row], cold: AbstractSet[int]) -> None:
+        picked = [e for row in rows for e in row]
+        missed = [e for e in picked if e in cold]
+        self.picks += len(picked)
+        self.cold += len(missed)
+        self.distinct += len(set(missed))
+        self.steps += 1

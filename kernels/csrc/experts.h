@@ -1,0 +1,83 @@
+// The C interface of the expert kernels. No torch, no C++ types: ctypes loads it, whatever the
+// engine's torch. Every call enqueues on `stream` and returns a cudaError_t; nothing waits.
+#pragma once
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Changes whenever a struct or a function here does; expert_kernels.cuda checks it at load.
+#define EXPERTS_ABI 4
+
+enum { EXPERTS_FLOAT32 = 0, EXPERTS_FLOAT16 = 1, EXPERTS_BFLOAT16 = 2 };
+
+// One routed layer over at most 64 tokens. Device addresses; `table` as in expert_kernels.ops.
+typedef struct {
+    const int64_t* table;        // [experts][gate|up|down][trellis|suh|svh]
+    const void* ids;             // [tokens][top_k], int32 or int64; -1: nothing to add
+    const float* weights;        // [tokens][top_k]
+    const void* x;               // [tokens][hidden], dtype
+    void* out;                   // [tokens][hidden], dtype
+    uint64_t host_begin, host_end;  // trellis addresses in [begin, end) are host memory: read first
+    void* rotated;               // fp16 [2][picks][hidden]
+    void* act;                   // fp16 [picks][intermediate]
+    float* partial_a;            // [picks][intermediate/128][split_a][256], unused if split_a == 1
+    float* partial_b;            // [picks][hidden/128][split_b][128], unused if split_b == 1
+    float* y;                    // [picks][hidden]
+    int32_t* control;            // zero before the first call; every call leaves it zero
+    int64_t* picks;              // [experts] counted up, or null
+    int64_t* reads;              // [2]: bytes read from host homes, picks of an expert not here; or null
+    int32_t ids_are_64;
+    int32_t dtype;
+    int32_t tokens, top_k, experts, hidden, intermediate;
+    int32_t bits8[3];            // 8*K of gate, up, down
+    int32_t codebook;            // 0 3inst, 1 mcg, 2 mul1
+    int32_t split_a, split_b;    // parts of k that different blocks work on
+    int32_t groups;              // 8 rows each: 1, 2, 4 or 8; an expert with more rows is read again
+    int32_t blocks;              // thread blocks of the main kernel
+    int32_t link_blocks;         // of them, those that look for host experts first
+    int32_t weight_on_input;
+    int32_t overlap;             // start reading weights while the inputs are being rotated
+    float swiglu_limit;          // <= 0: none
+} ExpertsDecode;
+
+// Some picks of one routed layer, sorted by expert, around matrix products that others do.
+typedef struct {
+    const int64_t* table;
+    const void* ids;
+    const float* weights;
+    const void* x;
+    float* out;              // float32 [tokens][hidden], added to
+    const int64_t* order;    // picks by expert; this call's are [first, first + rows)
+    void *input_gate, *input_up;  // fp16 [rows][hidden], rotated
+    const float *gate, *up;  // float32 [rows][intermediate], products with W_hat
+    void* act;               // fp16 [rows][intermediate], rotated
+    const float* y;          // float32 [rows][hidden], product with W_hat
+    int64_t first;
+    int32_t ids_are_64, dtype, top_k, rows, hidden, intermediate, weight_on_input;
+    float swiglu_limit;      // <= 0: none
+} ExpertsPrefill;
+
+enum { EXPERTS_GATHER = 0, EXPERTS_ACTIVATE = 1, EXPERTS_ADD = 2 };
+
+int experts_abi(void);
+// Digest of the sources that this library was built from.
+const char* experts_source(void);
+const char* experts_error(int code);
+// Bytes of `control` that a call with these sizes may use.
+int64_t experts_control_bytes(int picks, int hidden, int intermediate);
+int experts_decode(const ExpertsDecode* call, void* stream);
+
+// W_hat fp16 [k][n] (the rotated basis) of one trellis at any address the device can read.
+int experts_reconstruct(
+    const void* trellis, void* out, int k, int n, int bits8, int codebook, void* stream);
+
+// GATHER: input_gate, input_up from x. ACTIVATE: act from gate, up. ADD: out from y, one expert a call.
+int experts_prefill(const ExpertsPrefill* call, int step, void* stream);
+// cudaMemcpyAsync between any two addresses.
+int experts_copy(void* to, const void* from, int64_t bytes, void* stream);
+
+#ifdef __cplusplus
+}
+#endif

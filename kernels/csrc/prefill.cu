@@ -1,0 +1,100 @@
+// What prefill needs around its matrix products: rows gathered and rotated, the activation between,
+// the weighted sum after. One warp a (row, block of 128); rows are picks sorted by expert.
+#include <cuda_runtime.h>
+
+#include "experts.h"
+#include "rotate.cuh"
+
+namespace exl3 {
+
+constexpr int kPrefillWarps = 4;
+
+__device__ __forceinline__ void store_row(__half* row, int at, const float (&v)[4]) {
+    *reinterpret_cast<uint2*>(row + at) = {pack(v[0], v[1]), pack(v[2], v[3])};
+}
+
+__device__ __forceinline__ const int64_t* row_of(const ExpertsPrefill& c, int64_t pick) {
+    const int64_t id = c.ids_are_64 ? static_cast<const int64_t*>(c.ids)[pick]
+                                    : static_cast<const int32_t*>(c.ids)[pick];
+    return c.table + 9 * id;
+}
+
+__device__ __forceinline__ const __half* scale(const int64_t* row, int projection, int which) {
+    return reinterpret_cast<const __half*>(row[3 * projection + 1 + which]);
+}
+
+__global__ void gather_rotate(const ExpertsPrefill c) {
+    const int block = blockIdx.x * kPrefillWarps + (threadIdx.x >> 5), row = blockIdx.y;
+    if (block >= c.hidden / 128) return;
+    const int64_t pick = c.order[c.first + row];
+    const int at = 128 * block + 4 * (threadIdx.x & 31);
+    float x[4], s[4];
+    load4(c.x, pick / c.top_k * c.hidden + at, c.dtype, x);
+    load4(scale(row_of(c, pick), blockIdx.z, 0) + at, s);
+    const float factor = kInverseSqrt128 * (c.weight_on_input ? c.weights[pick] : 1.0f);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[i] *= x[i] * factor;
+    hadamard(s);
+    auto* to = static_cast<__half*>(blockIdx.z ? c.input_up : c.input_gate);
+    store_row(to + static_cast<int64_t>(row) * c.hidden, at, s);
+}
+
+__global__ void activate_rows(const ExpertsPrefill c) {
+    const int block = blockIdx.x * kPrefillWarps + (threadIdx.x >> 5), row = blockIdx.y;
+    if (block >= c.intermediate / 128) return;
+    const int64_t* addresses = row_of(c, c.order[c.first + row]);
+    const int at = 128 * block + 4 * (threadIdx.x & 31);
+    float gate[4], up[4], g[4], u[4], s[4];
+    load4(c.gate, static_cast<int64_t>(row) * c.intermediate + at, EXPERTS_FLOAT32, gate);
+    load4(c.up, static_cast<int64_t>(row) * c.intermediate + at, EXPERTS_FLOAT32, up);
+    load4(scale(addresses, 0, 1) + at, g);
+    load4(scale(addresses, 1, 1) + at, u);
+    load4(scale(addresses, 2, 0) + at, s);
+    swiglu(gate, up, g, u, s, c.swiglu_limit);
+    store_row(static_cast<__half*>(c.act) + static_cast<int64_t>(row) * c.intermediate, at, s);
+}
+
+__global__ void weigh_add(const ExpertsPrefill c) {
+    const int block = blockIdx.x * kPrefillWarps + (threadIdx.x >> 5), row = blockIdx.y;
+    if (block >= c.hidden / 128) return;
+    const int64_t pick = c.order[c.first + row];
+    const int at = 128 * block + 4 * (threadIdx.x & 31);
+    float y[4], s[4];
+    load4(c.y, static_cast<int64_t>(row) * c.hidden + at, EXPERTS_FLOAT32, y);
+    load4(scale(row_of(c, pick), 2, 1) + at, s);
+    hadamard(y);
+    const float factor = kInverseSqrt128 * (c.weight_on_input ? 1.0f : c.weights[pick]);
+    // A call covers one expert, so a token is added to once (unless it picked the expert twice).
+    float* to = c.out + pick / c.top_k * c.hidden + at;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) atomicAdd(to + i, y[i] * s[i] * factor);
+}
+
+}  // namespace exl3
+
+namespace {
+
+dim3 grid(int size, int rows, int projections) {
+    const int blocks = size / 128;
+    return dim3((blocks + exl3::kPrefillWarps - 1) / exl3::kPrefillWarps, rows, projections);
+}
+
+}  // namespace
+
+extern "C" int experts_prefill(const ExpertsPrefill* call, int step, void* stream) {
+    const ExpertsPrefill& c = *call;
+    if (c.rows < 1 || c.rows > 65535 || c.hidden % 128 || c.intermediate % 128) return cudaErrorInvalidValue;
+    const int threads = 32 * exl3::kPrefillWarps;
+    const auto on = static_cast<cudaStream_t>(stream);
+    switch (step) {
+        case EXPERTS_GATHER: exl3::gather_rotate<<<grid(c.hidden, c.rows, 2), threads, 0, on>>>(c); break;
+        case EXPERTS_ACTIVATE: exl3::activate_rows<<<grid(c.intermediate, c.rows, 1), threads, 0, on>>>(c); break;
+        case EXPERTS_ADD: exl3::weigh_add<<<grid(c.hidden, c.rows, 1), threads, 0, on>>>(c); break;
+        default: return cudaErrorInvalidValue;
+    }
+    return cudaGetLastError();
+}
+
+extern "C" int experts_copy(void* to, const void* from, int64_t bytes, void* stream) {
+    return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream));
+}

@@ -1,0 +1,125 @@
+// Which experts a step touches and which picks are each one's rows. Every block works it out for
+// itself in shared memory: no host, no other block. Entries of experts in host memory come first.
+#pragma once
+#include <stdint.h>
+
+#include "control.h"
+#include "experts.h"
+
+namespace exl3 {
+
+constexpr int kThreads = 256;
+constexpr uint16_t kNobody = 0xFFFF;  // order of a pick of another rank's expert
+constexpr uint16_t kNotHere = 0xFFFE;  // of an expert with no address, or no such row
+
+struct Routing {
+    int32_t expert_state[kMaxExperts];  // picks, then host << 16 | picks, then first position
+    uint16_t rank[kMaxPicks];           // of a pick among its expert's, or kNobody, kNotHere
+    uint16_t order[kMaxPicks];          // picks sorted by entry
+    uint16_t entry_expert[kMaxPicks], entry_start[kMaxPicks], entry_rows[kMaxPicks];
+    int32_t entries, host_entries;
+    int32_t not_here;
+};
+
+__device__ __forceinline__ int64_t id_at(const ExpertsDecode& c, int pick) {
+    return c.ids_are_64 ? static_cast<const int64_t*>(c.ids)[pick]
+                        : static_cast<const int32_t*>(c.ids)[pick];
+}
+
+__device__ __forceinline__ bool is_here(const ExpertsDecode& c, int64_t id) {
+    if (id < 0 || id >= c.experts) return false;
+    const int64_t* row = c.table + 9 * id;
+    bool here = true;
+#pragma unroll
+    for (int i = 0; i < 9; ++i) here = here && row[i] != 0;
+    return here;
+}
+
+// Called by all kThreads threads of a block; ends with a barrier.
+__device__ inline void route(const ExpertsDecode& c, Routing& r) {
+    const int picks = c.tokens * c.top_k, thread = threadIdx.x, lane = thread & 31;
+    for (int e = thread; e < c.experts; e += kThreads) r.expert_state[e] = 0;
+    // The slow reads first, by everybody: rank says for now whether the expert is here.
+    for (int p = thread; p < picks; p += kThreads) {
+        const int64_t id = id_at(c, p);
+        r.rank[p] = id == -1 ? kNobody : is_here(c, id) ? 0 : kNotHere;
+        r.order[p] = static_cast<uint16_t>(id);
+    }
+    __syncthreads();
+    if (thread < 32) {
+        for (int base = 0; base < picks; base += 32) {
+            const int p = base + lane;
+            const bool valid = p < picks && r.rank[p] == 0;
+            const int e = valid ? r.order[p] : -1 - lane;
+            const uint32_t same = __match_any_sync(0xFFFFFFFFu, e);
+            const int before = __popc(same & ((1u << lane) - 1u));
+            if (valid) r.rank[p] = static_cast<uint16_t>(r.expert_state[e] + before);
+            __syncwarp();
+            if (valid && before == 0) r.expert_state[e] += __popc(same);
+            __syncwarp();
+        }
+    }
+    __syncthreads();
+    for (int e = thread; e < c.experts; e += kThreads) {
+        if (r.expert_state[e] == 0) continue;
+        const uint64_t at = static_cast<uint64_t>(c.table[9 * e]);
+        if (at >= c.host_begin && at < c.host_end) r.expert_state[e] |= 1 << 16;
+    }
+    __syncthreads();
+    if (thread < 32) {
+        const int rows = 8 * c.groups;
+        int entries = 0, start = 0;
+        for (int host = 1; host >= 0; --host) {
+            for (int base = 0; base < c.experts; base += 32) {
+                const int e = base + lane;
+                const int state = e < c.experts ? r.expert_state[e] : 0;
+                const bool mine = state != 0 && (state >> 16) == host && (state & 0xFFFF) != 0;
+                const uint32_t who = __ballot_sync(0xFFFFFFFFu, mine);
+                if (who == 0) continue;
+                const int count = mine ? state & 0xFFFF : 0;
+                const int chunks = (count + rows - 1) / rows;
+                int count_sum = count, chunk_sum = chunks;
+                for (int d = 1; d < 32; d <<= 1) {
+                    const int a = __shfl_up_sync(0xFFFFFFFFu, count_sum, d);
+                    const int b = __shfl_up_sync(0xFFFFFFFFu, chunk_sum, d);
+                    if (lane >= d) count_sum += a, chunk_sum += b;
+                }
+                const int first = start + count_sum - count;
+                for (int i = 0; i < chunks; ++i) {
+                    const int entry = entries + chunk_sum - chunks + i;
+                    r.entry_expert[entry] = static_cast<uint16_t>(e);
+                    r.entry_start[entry] = static_cast<uint16_t>(first + rows * i);
+                    r.entry_rows[entry] = static_cast<uint16_t>(min(rows, count - rows * i));
+                }
+                // Done with: the first position, marked so that the second pass skips it.
+                if (mine) r.expert_state[e] = (2 << 16) | first;
+                entries += __shfl_sync(0xFFFFFFFFu, chunk_sum, 31);
+                start += __shfl_sync(0xFFFFFFFFu, count_sum, 31);
+            }
+            if (host && lane == 0) r.host_entries = entries;
+        }
+        if (lane == 0) r.entries = entries, r.not_here = 0;
+    }
+    __syncthreads();
+    for (int p = thread; p < picks; p += kThreads) {
+        const uint16_t rank = r.rank[p];
+        if (rank == kNotHere) atomicAdd(&r.not_here, 1);
+    }
+    // `order` held the expert of each pick: read them all before any is overwritten.
+    uint16_t mine[kMaxPicks / kThreads];
+#pragma unroll
+    for (int i = 0; i < kMaxPicks / kThreads; ++i) {
+        const int p = thread + kThreads * i;
+        mine[i] = p < picks ? r.order[p] : 0;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kMaxPicks / kThreads; ++i) {
+        const int p = thread + kThreads * i;
+        if (p >= picks || r.rank[p] >= kNotHere) continue;
+        r.order[(r.expert_state[mine[i]] & 0xFFFF) + r.rank[p]] = static_cast<uint16_t>(p);
+    }
+    __syncthreads();
+}
+
+}  // namespace exl3

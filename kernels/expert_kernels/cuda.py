@@ -1,0 +1,225 @@
+"""The ops on an NVIDIA GPU: csrc's C interface over raw pointers, on torch's current stream.
+
+Nothing here waits for the device in a decode call, so it can be captured in a CUDA graph. Scratch
+is taken once a device and shape and kept for the life of the process, because graphs hold its
+addresses; calls that share it must be ordered, as calls on one stream are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from expert_kernels import build, launch
+
+if TYPE_CHECKING:
+    from expert_kernels.ops import ExpertTable
+
+ABI = 4
+CODEBOOKS = {"3inst": 0, "mcg": 1, "mul1": 2}
+DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_P, _I, _L = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint64
+
+
+class Decode(ctypes.Structure):
+    """ExpertsDecode of csrc/experts.h, field by field."""
+
+    _fields_ = (
+        ("table", _P),
+        ("ids", _P),
+        ("weights", _P),
+        ("x", _P),
+        ("out", _P),
+        ("host_begin", _L),
+        ("host_end", _L),
+        ("rotated", _P),
+        ("act", _P),
+        ("partial_a", _P),
+        ("partial_b", _P),
+        ("y", _P),
+        ("control", _P),
+        ("picks", _P),
+        ("reads", _P),
+        ("ids_are_64", _I),
+        ("dtype", _I),
+        ("tokens", _I),
+        ("top_k", _I),
+        ("experts", _I),
+        ("hidden", _I),
+        ("intermediate", _I),
+        ("bits8", _I * 3),
+        ("codebook", _I),
+        ("split_a", _I),
+        ("split_b", _I),
+        ("groups", _I),
+        ("blocks", _I),
+        ("link_blocks", _I),
+        ("weight_on_input", _I),
+        ("overlap", _I),
+        ("swiglu_limit", ctypes.c_float),
+    )
+
+
+class CudaError(RuntimeError):
+    """A kernel could not be launched. The message has the driver's words."""
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceCounters:
+    """Counted on the device, read by whoever wants to, never in a step.
+
+    picks int64 [experts]: per row of the table. reads int64 [2]: bytes of experts read from host
+    memory, and picks of an expert that was not here (their rows became NaN).
+    """
+
+    picks: torch.Tensor
+    reads: torch.Tensor
+
+
+@lru_cache
+def library(architecture: str) -> ctypes.CDLL:
+    """csrc, loaded for "sm_90" and the like; compiled first if nobody has."""
+    path = build.library_path(architecture)
+    lib = ctypes.CDLL(str(path))
+    lib.experts_error.restype = ctypes.c_char_p
+    lib.experts_control_bytes.restype = ctypes.c_int64
+    lib.experts_decode.argtypes = [ctypes.POINTER(Decode), _P]
+    lib.experts_reconstruct.argtypes = [_P, _P, *[ctypes.c_int] * 4, _P]
+    lib.experts_prefill.argtypes = [_P, ctypes.c_int, _P]
+    lib.experts_copy.argtypes = [_P, _P, ctypes.c_int64, _P]
+    if lib.experts_abi() != ABI:
+        raise build.BuildError(
+            f"{path} has interface {lib.experts_abi()}, this code speaks {ABI}. Try: build it again"
+        )
+    return lib
+
+
+@lru_cache
+def _device(index: int) -> tuple[str, int]:
+    """Architecture ("sm_90") and multiprocessors of a GPU."""
+    p = torch.cuda.get_device_properties(index)
+    return f"sm_{p.major}{p.minor}", p.multi_processor_count
+
+
+def library_for(device: torch.device) -> ctypes.CDLL:
+    return library(_device(_index(device))[0])
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def check(lib: ctypes.CDLL, code: int, what: str) -> None:
+    if code:
+        raise CudaError(f"{what}: CUDA error {code}, {lib.experts_error(code).decode()}")
+
+
+class Scratch:
+    """Buffers of decode calls of one shape on one device, for up to 64 tokens."""
+
+    def __init__(self, index: int, hidden: int, intermediate: int, top_k: int) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            raise CudaError("the first call of a shape takes memory: make one before capturing")
+        architecture, count = _device(index)
+        self.lib = library(architecture)
+        picks = min(launch.MAX_TOKENS * top_k, launch.MAX_PICKS)
+        self.launches: dict[int, launch.DecodeLaunch] = {}
+        sizes = {"rotated": 0, "act": 0, "partial_a": 0, "partial_b": 0, "y": 0}
+        for tokens in (8, 16, 32, 64):
+            plan = launch.decode(tokens, hidden, intermediate, count, architecture)
+            self.launches[plan.groups] = plan
+            need = launch.workspace(plan, min(tokens * top_k, picks), hidden, intermediate)
+            sizes = {name: max(size, getattr(need, name)) for name, size in sizes.items()}
+        device = torch.device("cuda", index)
+        self.buffers = {
+            name: torch.empty(size, dtype=torch.uint8, device=device)
+            for name, size in sizes.items()
+        }
+        control = self.lib.experts_control_bytes(picks, hidden, intermediate)
+        self.control = torch.zeros(control, dtype=torch.uint8, device=device)
+
+    def launch_for(self, tokens: int) -> launch.DecodeLaunch:
+        return self.launches[next(g for g in (1, 2, 4, 8) if tokens <= 8 * g)]
+
+
+_scratch: dict[tuple[int, int, int, int], Scratch] = {}
+
+
+def scratch(device: torch.device, hidden: int, intermediate: int, top_k: int) -> Scratch:
+    key = (_index(device), hidden, intermediate, top_k)
+    if key not in _scratch:
+        _scratch[key] = Scratch(*key)
+    return _scratch[key]
+
+
+def decode(
+    x: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    table: ExpertTable,
+    *,
+    swiglu_limit: float | None = None,
+    weight_on_input: bool = False,
+    counters: DeviceCounters | None = None,
+    chosen: launch.DecodeLaunch | None = None,
+    overlap: bool = True,
+) -> torch.Tensor:
+    """`ops.experts` for 1 to 64 tokens: weights read in place, once an expert, no host sync.
+
+    `chosen` and `overlap` are for measurements. Arguments are checked in ops.
+    """
+    x, topk_weights, topk_ids = (t.contiguous() for t in (x, topk_weights, topk_ids))
+    tokens, top_k = topk_ids.shape
+    work = scratch(x.device, table.hidden_size, table.intermediate_size, top_k)
+    plan = chosen or work.launch_for(tokens)
+    out = torch.empty_like(x)
+    call = Decode(
+        table=table.addresses.data_ptr(),
+        ids=topk_ids.data_ptr(),
+        weights=topk_weights.data_ptr(),
+        x=x.data_ptr(),
+        out=out.data_ptr(),
+        host_begin=table.host_range[0],
+        host_end=table.host_range[1],
+        control=work.control.data_ptr(),
+        picks=None if counters is None else counters.picks.data_ptr(),
+        reads=None if counters is None else counters.reads.data_ptr(),
+        ids_are_64=topk_ids.dtype == torch.int64,
+        dtype=DTYPES[x.dtype],
+        tokens=tokens,
+        top_k=top_k,
+        experts=table.experts,
+        hidden=table.hidden_size,
+        intermediate=table.intermediate_size,
+        bits8=(_I * 3)(*(int(8 * bits) for bits in table.bits)),
+        codebook=CODEBOOKS[table.codebook],
+        split_a=plan.split_a,
+        split_b=plan.split_b,
+        groups=plan.groups,
+        blocks=plan.blocks,
+        link_blocks=plan.link_blocks,
+        weight_on_input=weight_on_input,
+        overlap=overlap,
+        swiglu_limit=-1.0 if swiglu_limit is None else swiglu_limit,
+        **{name: buffer.data_ptr() for name, buffer in work.buffers.items()},
+    )
+    stream = torch.cuda.current_stream(x.device).cuda_stream
+    check(work.lib, work.lib.experts_decode(ctypes.byref(call), stream), "routed layer")
+    return out
+
+
+def reconstruct(
+    address: int, k: int, n: int, bits: float, codebook: str, out: torch.Tensor
+) -> torch.Tensor:
+    """W_hat fp16 [k, n] of the trellis at an address the device can read, into `out`."""
+    lib = library_for(out.device)
+    stream = torch.cuda.current_stream(out.device).cuda_stream
+    code = lib.experts_reconstruct(
+        address, out.data_ptr(), k, n, int(8 * bits), CODEBOOKS[codebook], stream
+    )
+    check(lib, code, f"reconstruct {k} x {n}, K = {bits:g}")
+    return out

@@ -1,0 +1,170 @@
+"""up, status, logs and down through the real command line; the stand-in plays vLLM."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import stat
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from appliance import process
+from appliance.serve.state import Files, read_state
+
+STANDIN = Path(__file__).parents[1] / "serve" / "standin.py"
+KNOWN = {"prompt": [5, 9], "tokens": [6, 10, 6], "leads": [1.0, 1.0, 1.0]}
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def standin(tmp_path, monkeypatch, model, port) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {STANDIN} "$@"\n')
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("APPLIANCE_ENGINE_PYTHON", str(python))
+    monkeypatch.setenv("APPLIANCE_PORT", str(port))
+    kept = {"schema_version": 1, "cases": [KNOWN]}
+    (model / "expectations.json").write_text(json.dumps(kept))
+
+
+@pytest.fixture
+def state(own_state, own_process):
+    """The state file's content, at any time; what runs at the end is stopped."""
+    yield lambda: read_state(Files.of(own_state))
+    for _ in range(2):
+        own_process("down")
+    last = read_state(Files.of(own_state))
+    assert last is None or not (last.engine_is_running or last.supervisor_is_running)
+
+
+def test_up_detached_returns_when_it_serves_and_down_stops_it(own_process, standin, state, model,
+                                                              port, own_state):  # fmt: skip
+    up = own_process("up", "--model", model, "--detach", "--name", "small")
+    assert up.code == 0, up.err
+    assert "ready: 4 sampled experts on 1 rank(s) agree with the checkpoint; 1 known" in up.err
+    shown = json.loads(own_process("status", "--json").out)
+    assert (shown["serving"], shown["served_name"], shown["port"]) == (True, "small", port)
+    assert shown["gateway"] == {"admitted": True, "draining": False, "in_flight": 0}
+    assert shown["plan_digest"] and Path(shown["plan"]) == own_state / "plan.json"
+    assert status_without_key(port) == 401
+
+    again = own_process("up", "--model", model, "--detach")
+    assert again.code == 1
+    assert f"already runs from {own_state} on port {port}" in again.err
+
+    other = own_process("up", "--model", model, APPLIANCE_STATE_DIR=str(own_state / "other"))
+    assert other.code == 1
+    assert f"port {port} on 127.0.0.1 is held by python" in other.err
+    assert f"(process {state().engine_pid})" in other.err
+
+    down = own_process("down")
+    assert down.code == 0 and "every accepted request finished" in down.err
+    assert state().phase == "stopped"
+    stopped = own_process("status")
+    assert stopped.code == 3 and "stopped" in stopped.out
+    assert "nothing was running" in own_process("down").err
+
+
+def status_without_key(port: int) -> int:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as asked:
+        asked.request("GET", "/v1/models")
+        return asked.getresponse().status
+
+
+def test_up_without_a_model_serves_what_was_served_last(own_process, standin, state, model):
+    nothing = own_process("up")
+    assert nothing.code == 2 and "which model?" in nothing.err
+    assert own_process("up", "--model", model, "--detach").code == 0
+    assert own_process("down").code == 0
+    assert own_process("up", "--detach").code == 0
+    assert state().model == model
+
+
+def test_a_failed_start_exits_one_with_the_cause_and_leaves_nothing(own_process, standin, state,
+                                                                    model):  # fmt: skip
+    up = own_process("up", "--model", model, "--detach", STANDIN="dies at start")
+    assert up.code == 1
+    assert (
+        "error: the engine exited with status 1 while starting: ValueError: No available memory"
+        in up.err
+    )
+    assert "Traceback" not in up.err
+    assert "failed" in own_process("status").out
+    assert "Engine core initialization failed" in own_process("logs").out
+
+
+def test_a_plan_for_another_checkpoint_or_none_at_all_is_refused(own_process, standin, model,
+                                                                 tmp_path, appliance):  # fmt: skip
+    other = tmp_path / "other"
+    appliance("weights", "synth", other, "--experts", 8, "--top-k", 2)
+    appliance("plan", "make", "--model", other, "-o", tmp_path / "other.json")
+    up = own_process("up", "--model", model, "--plan", tmp_path / "other.json")
+    assert up.code == 1 and "the plan was made for another checkpoint" in up.err
+    (tmp_path / "bad.json").write_text("{")
+    up = own_process("up", "--model", model, "--plan", tmp_path / "bad.json")
+    assert up.code == 1 and "is not JSON" in up.err
+
+
+def test_a_dry_run_prints_the_command_and_touches_nothing(appliance, model, own_state):
+    said = appliance("up", "--model", model, "--dry-run", "--port", 8123)
+    assert said.code == 0 and said.out.count("\n") == 1
+    assert f"serve {model} --host 127.0.0.1 --port 8123" in said.out
+    assert not own_state.exists()
+
+
+def test_a_killed_supervisor_is_noticed_and_down_ends_its_engine(own_process, standin, state,
+                                                                 model):  # fmt: skip
+    assert own_process("up", "--model", model, "--detach").code == 0
+    os.kill(state().supervisor_pid, signal.SIGKILL)
+    shown = own_process("status")
+    assert shown.code == 3
+    assert f"is gone without a word; its engine (process {state().engine_pid}) still runs" in (
+        shown.out
+    )
+    engine = state().engine_pid
+    assert own_process("down").code == 0
+    assert process.identity(engine) is None
+
+
+def test_a_pid_that_belongs_to_somebody_else_now_is_not_ours(own_process, standin, state, model,
+                                                             own_state):  # fmt: skip
+    assert own_process("up", "--model", model, "--detach").code == 0
+    assert own_process("down").code == 0
+    # As after a reboot: the file says it serves, and the numbers are those of other processes.
+    last = state().model_copy(update={"phase": "ready", "supervisor_pid": os.getpid(),
+                                      "engine_pid": os.getppid()})  # fmt: skip
+    Files.of(own_state).state.write_text(last.model_dump_json())
+    assert "is gone without a word" in own_process("status").out
+    assert own_process("down").code == 0
+    assert process.identity(os.getppid()) is not None
+
+
+def test_ctrl_c_in_the_foreground_drains_and_exits_130(standin, state, model, own_state):
+    files = Files.of(own_state)
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    files.folder.mkdir(mode=0o700)
+    started = process.spawn([sys.executable, "-m", "appliance.cli", "up", "--model", str(model)],
+                            environment=environment, log=own_state / "up.log")  # fmt: skip
+    deadline = time.monotonic() + 90
+    while (state() is None or state().phase != "ready") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(started.pid, signal.SIGINT)
+    assert started.wait(90) == 130
+    assert state().phase == "stopped" and not state().engine_is_running
+    assert "every accepted request finished" in (own_state / "up.log").read_text()
+
+
+def test_logs_before_anything_ran_say_how_to_start(appliance):
+    said = appliance("logs")
+    assert said.code == 1 and "appliance up" in said.err

@@ -1,0 +1,60 @@
+"""Host memory: exact, bound, and honest about what the kernel refused."""
+
+import ctypes
+
+import pytest
+
+from appliance.engine.hostmem import HostMapping, HostMemoryError, Node, pages_by_node
+
+MIB = 1 << 20
+
+
+def test_a_mapping_holds_what_was_asked_rounded_to_whole_pages() -> None:
+    with HostMapping(5 * MIB + 1) as mapping:
+        page = 4096 if mapping.page_kind == "4k" else 2 * MIB
+        assert mapping.size_bytes == 5 * MIB + 1
+        assert mapping.mapped_bytes % page == 0
+        assert mapping.mapped_bytes - mapping.size_bytes < page
+        assert mapping.address % page == 0
+
+
+def test_it_is_zeroed_and_what_is_written_is_read_at_its_address() -> None:
+    with HostMapping(MIB) as mapping:
+        assert ctypes.string_at(mapping.address, MIB) == bytes(MIB)
+        mapping.view(4096, 4)[:] = b"seat"
+        assert ctypes.string_at(mapping.address + 4096, 4) == b"seat"
+
+
+def test_two_mappings_do_not_overlap() -> None:
+    with HostMapping(4 * MIB) as one, HostMapping(4 * MIB) as two:
+        assert not one.contains(two.address, 1) and not two.contains(one.address, 1)
+        assert one.contains(one.address + 4 * MIB - 1, 1)
+        assert not one.contains(one.address + 4 * MIB - 1, 2)
+
+
+def test_bound_pages_are_all_on_the_node() -> None:
+    with HostMapping(8 * MIB, node=Node(0)) as mapping:
+        pages = pages_by_node(mapping.address, mapping.mapped_bytes)
+        assert set(pages) == {0}
+        assert pages[0] > 0
+
+
+def test_a_node_that_is_not_here_is_an_error_with_the_way_out() -> None:
+    with pytest.raises(HostMemoryError, match=r"NUMA node 63.*Try: make the plan again"):
+        HostMapping(MIB, node=Node(63))
+
+
+def test_more_memory_than_there_is_is_refused_not_promised() -> None:
+    with pytest.raises(HostMemoryError, match="refused to map"):
+        HostMapping(1 << 46)
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_mapping_of_nothing_is_an_error(size: int) -> None:
+    with pytest.raises(HostMemoryError, match="holds nothing"):
+        HostMapping(size)
+
+
+def test_a_view_outside_the_mapping_is_an_error() -> None:
+    with HostMapping(4096) as mapping, pytest.raises(HostMemoryError, match="outside"):
+        mapping.view(4000, 100)

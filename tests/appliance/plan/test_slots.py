@@ -1,0 +1,166 @@
+"""The slot policy: its rules by hand, and the numbers it must reach on real router counts."""
+
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from appliance.plan.heat_files import read_heat
+from appliance.plan.held_out import (
+    CONSECUTIVE_STICKINESS,
+    Split,
+    Trial,
+    own_plan_trials,
+    split_homes,
+    switch_trials,
+    trials,
+)
+from appliance.plan.model import CacheRules
+from appliance.plan.placement import LayerDemand, choose_homes
+from appliance.plan.policy import Cache, LayerSlots, Promotion
+from appliance.plan.routing import Heat
+from appliance.plan.simulate import Link, Lru
+from appliance.plan.traffic import distinct_touched, draw_rows
+
+SPLIT = Split(top_k=6, held=268, slots=96)  # 70 % of 384
+LINK = Link(layers=40, block_bytes=6_635_520, bytes_per_second=50e9)
+THREE_LAYERS = CacheRules(promotions_per_row=2 * 3 / 40)
+JUST_CAME, SETTLED = 0, 1
+
+
+@pytest.fixture(scope="module")
+def heat(shared: Path) -> Heat:
+    return read_heat(sorted((shared / "routing").glob("layer_*.json"))).heat
+
+
+def one_layer(**rules: float) -> tuple[LayerSlots, Cache]:
+    layer = LayerSlots(0, 8, slots={4, 5}, cold={6, 7})
+    return layer, Cache((layer,), CacheRules(**{"promotions_per_row": 1.0, **rules}))
+
+
+def cold(found: Sequence[Trial], window: int, rule: str = "decayed") -> list[float]:
+    return [trial.windows[window].cold_share[rule] for trial in found]
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def test_a_clearly_hotter_expert_takes_the_coldest_slot() -> None:
+    layer, cache = one_layer()
+    swaps: list[Promotion] = []
+    for _ in range(6):
+        cache.observe(0, (4, 6))
+        swaps += cache.step(1)
+    assert swaps == [Promotion(layer=0, expert=6, evict=5)]
+    assert (layer.slots, layer.cold) == ({4, 6}, {5, 7})
+
+
+def test_one_pick_is_chance_and_moves_nothing() -> None:
+    _, cache = one_layer()
+    cache.observe(0, (6, 7))
+    assert cache.step(1) == []
+
+
+def test_promotions_never_pass_the_budget() -> None:
+    layer = LayerSlots(0, 200, slots=set(range(100)), cold=set(range(100, 200)))
+    cache = Cache((layer,), CacheRules(promotions_per_row=0.25, burst_rows=8))
+    done = 0
+    for _ in range(100):
+        for expert in range(100, 200):
+            cache.observe(0, (expert,))
+        done += len(cache.step(1))
+    assert 20 <= done <= 25
+
+
+def test_old_picks_fade_so_a_new_topic_wins() -> None:
+    layer, cache = one_layer(half_life_rows=20.0)
+    for _ in range(200):
+        cache.observe(0, (4, 5))
+        cache.step(1)
+    for _ in range(60):
+        cache.observe(0, (6, 7))
+        cache.step(1)
+    assert layer.slots == {6, 7}
+
+
+def test_counts_stay_finite_over_a_long_life() -> None:
+    layer, cache = one_layer(half_life_rows=0.5)
+    for _ in range(400):
+        cache.observe(0, (4,))
+        cache.step(1)
+    assert 0 < max(layer.picks) < 1e40
+    assert layer.slots == {4, 5}
+
+
+def test_a_plan_that_keeps_its_promise_is_left_alone() -> None:
+    for promised, moved in ((0.9, 0), (0.1, 1)):
+        _, cache = one_layer(promised_cold_share=promised)
+        swaps = 0
+        for _ in range(30):
+            cache.observe(0, (4, 6))
+            swaps += len(cache.step(1))
+        assert (swaps > 0) == bool(moved)
+
+
+def test_lru_takes_every_cold_pick_and_evicts_the_oldest() -> None:
+    heat = Heat({0: (9, 8, 7, 6, 5, 4, 3, 2)})
+    lru = Lru(split_homes(heat, Split(top_k=1, held=4, slots=2)))
+    assert lru.cold(0) == {4, 5, 6, 7}
+    lru.see(0, [(2,), (7,)])
+    assert lru.cold(0) == {3, 4, 5, 6}
+    assert lru.step(2) == 1
+
+
+def test_what_every_topic_wants_stays_and_what_some_want_gets_slots() -> None:
+    heat = Heat({0: (60, 40, 50, 0)}, {"a": {0: (60, 20, 0, 0)}, "b": {0: (0, 20, 50, 0)}})
+    demand = LayerDemand(0, (0, 1, 2, 3), 1, heat.counts[0], heat.steady(0) or (), gains=())
+    homes = choose_homes(demand, permanent=1, slots=1)
+    assert homes.device == (1,) and homes.slots == (0,) and homes.host == (0, 2, 3)
+
+
+def test_six_consecutive_rows_touch_fewer_experts_than_six_independent(heat: Heat) -> None:
+    def touched(stickiness: float) -> float:
+        found = []
+        for layer in heat.counts:
+            rows = draw_rows(heat.topics["legal"][layer], 6, "s", stickiness)
+            found += [distinct_touched([next(rows) for _ in range(6)]) for _ in range(100)]
+        return mean(found)
+
+    assert touched(CONSECUTIVE_STICKINESS) < 0.8 * touched(0)
+
+
+@pytest.mark.parametrize(("batch", "link_ms"), [(1, 1.1), (4, 4.2), (6, 6.3)])
+def test_a_topic_the_plan_never_saw_is_served_from_the_slots(
+    heat: Heat, batch: int, link_ms: float
+) -> None:
+    found = trials(heat, [(name,) for name in heat.topics], SPLIT, THREE_LAYERS, batch, "1")
+    assert mean(cold(found, JUST_CAME)) <= 0.041 and max(cold(found, JUST_CAME)) <= 0.053
+    assert mean(cold(found, SETTLED)) <= 0.034 and max(cold(found, SETTLED)) <= 0.040
+    assert mean(cold(found, SETTLED)) <= 1.15 * mean(cold(found, SETTLED, "clairvoyant"))
+    distinct = mean([t.windows[SETTLED].distinct_cold["decayed"] for t in found])
+    assert LINK.milliseconds(distinct) <= link_ms
+    assert mean(cold(found, SETTLED, "static")) > 0.14
+    assert all(w.promotions_per_row["decayed"] <= 0.16 for t in found for w in t.windows)
+
+
+def test_two_unknown_topics_at_once_come_close_to_the_clairvoyant(heat: Heat) -> None:
+    pairs = list(combinations(sorted(heat.topics), 2))[::3]
+    found = trials(heat, pairs, SPLIT, THREE_LAYERS, 4, "1")
+    assert mean(cold(found, SETTLED)) <= 0.053
+    assert mean(cold(found, SETTLED)) <= 1.10 * mean(cold(found, SETTLED, "clairvoyant"))
+
+
+def test_a_planned_topic_loses_nothing_to_the_policy(heat: Heat) -> None:
+    found = own_plan_trials(heat, SPLIT, THREE_LAYERS, 4, "1")
+    for window in (JUST_CAME, SETTLED):
+        static = mean(cold(found, window, "static"))
+        assert static < 0.0155
+        assert mean(cold(found, window)) <= static + 0.0005
+
+
+def test_after_a_switch_the_new_topic_is_soon_served_as_if_it_had_come_first(heat: Heat) -> None:
+    found = switch_trials(heat, SPLIT, THREE_LAYERS, 4, "1")
+    assert mean(cold(found, SETTLED)) <= 1.15 * mean(cold(found, SETTLED, "clairvoyant"))
+    assert mean(cold(found, JUST_CAME)) <= 0.053

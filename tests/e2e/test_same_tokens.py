@@ -1,0 +1,97 @@
+"""Where an expert lives, and on how many ranks, changes no token.
+
+The oracle is vLLM's own unquantised path on the same weights, dequantised to dense tensors.
+Everything runs in float32. Between plans of one rank the outputs are equal to the bit. Over ranks,
+and against the dense weights, sums are taken in another order: log-probabilities may differ by the
+rounding of float32, and are compared with TOLERANCE.
+"""
+
+from typing import Any
+
+import pytest
+from e2e.lab import OVERLAY, Lab, MakeLab, Outputs
+
+from appliance.engine.dense_twin import write_dense_twin
+from appliance.plan.planner import plan
+from appliance.plan.request import Policy
+from preflight import inspect
+from preflight.source import Live
+
+TOLERANCE = 1e-3  # natural log; the smallest gap between first and second choice is wider
+PLACEMENTS = {"resident": 0.0, "half": 0.5, "host": 1.0}
+
+
+def serve(
+    lab: Lab,
+    name: str,
+    prompts: dict[str, Any],
+    share: float,
+    environment: dict[str, str] | None = None,
+    **options: Any,
+) -> Outputs:
+    ranks = options.get("tensor_parallel_size", 1)
+    policy = Policy(
+        device="cpu",
+        host_share=share,
+        tensor_parallel=ranks,
+        expert_parallel=options.get("enable_expert_parallel", False),
+        streams=20,
+        context_tokens=512,
+    )
+    made = plan(inspect(Live()), lab.checkpoint, None, policy)
+    found = lab.generate(name, made, prompts, environment, **options)
+    assert [rank["problems"] for rank in found["proof"]] == [[]] * ranks
+    return found
+
+
+def tokens(outputs: Outputs) -> list[list[int]]:
+    return [row["tokens"] for row in outputs["outputs"]]
+
+
+def largest_difference(a: Outputs, b: Outputs) -> float:
+    return max(
+        abs(p - q)
+        for x, y in zip(a["outputs"], b["outputs"], strict=True)
+        for p, q in zip(x["logprobs"], y["logprobs"], strict=True)
+    )
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+def test_placement_ranks_and_format_change_no_token(
+    lab: MakeLab, prompts: dict[str, Any], family: str
+) -> None:
+    """20 prompts x 64 tokens: three placements, both vLLMs, TP 2, EP 2, dense weights agree."""
+    model = lab(family)
+    served = {name: serve(model, name, prompts, share) for name, share in PLACEMENTS.items()}
+    assert len(tokens(served["half"])) == 20
+    assert {len(row) for row in tokens(served["half"])} == {64}
+    for outputs in served.values():
+        assert tokens(outputs) == tokens(served["half"])
+        assert largest_difference(outputs, served["half"]) == 0.0
+
+    picks = {name: outputs["state"][0]["picks"] for name, outputs in served.items()}
+    assert picks["resident"]["host"] == 0 < picks["resident"]["device"]
+    assert picks["host"]["device"] == 0
+    assert picks["half"]["device"] and picks["half"]["host"]
+    assert served["resident"]["state"][0]["host_bytes_read"] == 0
+    assert served["host"]["state"][0]["host_bytes_read"] > 0
+
+    shipped = serve(model, "shipped", prompts, 0.5, OVERLAY)
+    assert shipped["vllm"].startswith("0.33.0")
+    assert served["half"]["vllm"].startswith("0.32.0")
+    assert tokens(shipped) == tokens(served["half"])
+
+    over_ranks = {
+        "tp2": serve(model, "tp2", prompts, 0.5, tensor_parallel_size=2),
+        "ep2": serve(
+            model, "ep2", prompts, 0.5, tensor_parallel_size=2, enable_expert_parallel=True
+        ),
+    }
+    dense = model.folder / "dense"
+    write_dense_twin(model.path, dense)
+    over_ranks["dense"] = model.generate_stock("dense", dense, prompts)
+    for name, outputs in over_ranks.items():
+        assert tokens(outputs) == tokens(served["half"]), name
+        assert largest_difference(outputs, served["half"]) < TOLERANCE, name

@@ -1,0 +1,27 @@
+// Sizes and offsets of the C interface's structs, as this compiler lays them out, and the control
+// buffer's size.
+#include <stddef.h>
+#include <stdio.h>
+
+#include "control.h"
+#include "experts.h"
+
+#define OF(S, F) printf("%s.%s %zu\n", #S, #F, offsetof(S, F))
+
+int main() {
+    printf("EXPERTS_ABI %d\n", EXPERTS_ABI);
+    printf("ExpertsDecode %zu\n", sizeof(ExpertsDecode));
+    printf("ExpertsPrefill %zu\n", sizeof(ExpertsPrefill));
+    OF(ExpertsDecode, table); OF(ExpertsDecode, host_begin); OF(ExpertsDecode, rotated);
+    OF(ExpertsDecode, control); OF(ExpertsDecode, reads); OF(ExpertsDecode, ids_are_64);
+    OF(ExpertsDecode, tokens); OF(ExpertsDecode, bits8); OF(ExpertsDecode, codebook);
+    OF(ExpertsDecode, groups); OF(ExpertsDecode, link_blocks); OF(ExpertsDecode, overlap);
+    OF(ExpertsDecode, swiglu_limit);
+    OF(ExpertsPrefill, table); OF(ExpertsPrefill, order); OF(ExpertsPrefill, input_up);
+    OF(ExpertsPrefill, act); OF(ExpertsPrefill, y); OF(ExpertsPrefill, first);
+    OF(ExpertsPrefill, rows); OF(ExpertsPrefill, weight_on_input); OF(ExpertsPrefill, swiglu_limit);
+    printf("kMaxExperts %d\n", exl3::kMaxExperts);
+    printf("kMaxPicks %d\n", exl3::kMaxPicks);
+    printf("kMaxTokens %d\n", exl3::kMaxTokens);
+    return 0;
+}

@@ -1,0 +1,71 @@
+"""How the CUDA kernels are launched follows from the shape, and fits the machine."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from expert_kernels import launch
+
+SHAPES = [(5120, 2304), (5120, 1152), (7168, 2048), (4096, 2048), (2560, 640), (128, 128)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_120"])
+def test_every_number_of_tokens_has_room_for_its_rows(
+    shape: tuple[int, int], architecture: str
+) -> None:
+    for tokens in range(1, launch.MAX_TOKENS + 1):
+        plan = launch.decode(tokens, *shape, 132, architecture)
+        assert tokens <= 8 * plan.groups < max(16, 2 * tokens + 8)
+
+
+@given(
+    tokens=st.integers(1, 64),
+    hidden=st.integers(1, 64).map(lambda n: 128 * n),
+    inner=st.integers(1, 64).map(lambda n: 128 * n),
+    count=st.integers(1, 200),
+    architecture=st.sampled_from(["sm_90", "sm_120", "sm_86"]),
+)
+def test_blocks_fit_the_multiprocessors_they_are_meant_for(
+    tokens: int, hidden: int, inner: int, count: int, architecture: str
+) -> None:
+    plan = launch.decode(tokens, hidden, inner, count, architecture)
+    resident = plan.blocks // count
+    assert plan.blocks == resident * count and resident in (1, 2)
+    need = launch._SHARED_BYTES[plan.groups] + launch._ROUTING_BYTES
+    assert resident * need <= launch._SHARED_OF_ONE.get(architecture, 100 << 10)
+    assert 1 <= plan.link_blocks <= plan.blocks
+
+
+@given(
+    hidden=st.integers(1, 64).map(lambda n: 128 * n),
+    inner=st.integers(1, 64).map(lambda n: 128 * n),
+)
+def test_a_part_of_k_never_gets_too_short_to_fill_the_pipeline(hidden: int, inner: int) -> None:
+    plan = launch.decode(1, hidden, inner, 132)
+    assert plan.split_a == 1 or hidden // plan.split_a >= 512
+
+
+def test_few_experts_are_cut_until_every_multiprocessor_has_work() -> None:
+    plan = launch.decode(1, 5120, 2304, 132)
+    assert 6 * 2304 // 128 * plan.split_a >= 3 * 132
+    assert launch.decode(64, 5120, 2304, 132).split_a == 1
+
+
+@pytest.mark.parametrize("tokens", [0, 65])
+def test_more_tokens_than_decode_takes_are_refused_with_the_number(tokens: int) -> None:
+    with pytest.raises(ValueError, match=f"1 to 64 tokens, not {tokens}"):
+        launch.decode(tokens, 5120, 2304, 132)
+
+
+def test_scratch_counts_every_buffer_to_the_byte() -> None:
+    plan = launch.DecodeLaunch(groups=1, split_a=4, split_b=1, blocks=264, link_blocks=16)
+    need = launch.workspace(plan, picks=48, hidden=5120, intermediate=2304)
+    assert need == launch.Workspace(
+        rotated=48 * 5120 * 2 * 2,
+        act=48 * 2304 * 2,
+        partial_a=48 * 18 * 4 * 1024,
+        partial_b=0,
+        y=48 * 5120 * 4,
+    )
+    assert need.total == 983040 + 221184 + 3538944 + 983040
