@@ -2,7 +2,7 @@
 #
 #   docker build --build-arg FLAVOUR=cpu -t moe-appliance:cpu .
 #
-# Stages: base -> deps -> kernels -> runtime. Nothing compiles at start: there is no compiler there.
+# Stages: base -> deps -> ours, kernels -> runtime. Nothing compiles at start: there is no compiler there.
 ARG FLAVOUR=gpu
 # What everything runs on. The default of the cpu flavour is Debian's Python (compose.yaml).
 # Pin it in production: BASE_IMAGE=name@sha256:...
@@ -15,7 +15,7 @@ ARG KERNELS=build
 
 FROM ${BASE_IMAGE} AS base
 ENV DEBIAN_FRONTEND=noninteractive PYTHONDONTWRITEBYTECODE=1 PIP_DISABLE_PIP_VERSION_CHECK=1 \
-    PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+    PIP_ROOT_USER_ACTION=ignore
 # numactl: vLLM binds each worker with it.
 RUN apt-get update -qq \
  && apt-get install -y -qq --no-install-recommends ca-certificates python3 python3-venv numactl \
@@ -32,13 +32,17 @@ COPY constraints/install.py constraints/engine-${FLAVOUR}.in constraints/engine-
 RUN python3 -m venv /opt/appliance
 ENV PATH=/opt/appliance/bin:$PATH
 COPY docker/install.py docker/
-RUN --mount=type=bind,source=docker/wheels,target=/wheels python docker/install.py engine
+RUN --mount=type=bind,source=docker/wheels,target=/wheels \
+    --mount=type=cache,target=/root/.cache/pip python docker/install.py engine
+
+# Ours apart from the engine's gigabytes: a change of our code copies only our code.
+FROM deps AS ours
 COPY constraints/base.txt constraints/
 COPY LICENSE NOTICE README.md pyproject.toml ./
+COPY docker/sbom.py /out/
 COPY preflight/ preflight/
 COPY kernels/ kernels/
 COPY appliance/ appliance/
-COPY docker/sbom.py docker/
 RUN python docker/install.py appliance
 
 # Compiled in an image that has nvcc, for the torch of `deps`.
@@ -86,6 +90,9 @@ ENV PATH=/opt/appliance/bin:$PATH PYTHONUNBUFFERED=1 HOME=/var/lib/appliance \
     PYTHONPATH=/opt/kernels \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     APPLIANCE_STATE_DIR=/var/lib/appliance APPLIANCE_RELEASE=${RELEASE}
+RUN --mount=type=bind,from=ours,source=/out,target=/out \
+    python -m pip install --quiet --no-cache-dir --no-index --no-deps /out/*.whl \
+ && python /out/sbom.py /opt/appliance/sbom.json
 USER 10001:10001
 WORKDIR /var/lib/appliance
 VOLUME ["/var/lib/appliance"]

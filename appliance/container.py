@@ -15,15 +15,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from appliance.agent import Agent
 from appliance.checkpoint.exl3 import read_checkpoint
 from appliance.checkpoint.model import Checkpoint
 from appliance.errors import ApplianceError, CheckFailed, ServeError, UsageError
 from appliance.plan.check import check_plan
+from appliance.plan.guards import guard
 from appliance.plan.model import Plan, load_plan
 from appliance.plan.planner import plan as make_plan
 from appliance.plan.request import Policy
+from appliance.serve.prepare import GUARD_IDS
 from appliance.serve.run import StopRequest
 from appliance.serve.spec import ServeSpec, Wishes, spec
 from appliance.serve.state import SERVING, Files, State, make_folder, write_aside
@@ -72,7 +75,7 @@ def preflight(launch: Launch) -> None:
     needs = profile(
         gpus=settings.tensor_parallel or 1,
         device=settings.device or "cuda",
-        deployment=settings.deployment,
+        deployment=_inside(settings),
         host_bytes=0 if settings.device == "cpu" else None,
     )
     _require(launch, needs)
@@ -102,9 +105,13 @@ def plan(launch: Launch) -> None:
 
 def bind(launch: Launch) -> None:
     """What the plan needs of this container exactly: memory locks, shared memory, nodes, CPUs."""
-    assert launch.plan is not None and launch.checkpoint is not None
-    needs = plan_needs(launch.plan.model_dump(mode="json"), deployment=launch.settings.deployment)
+    assert launch.plan is not None and launch.checkpoint is not None and launch.host is not None
+    needs = plan_needs(launch.plan.model_dump(mode="json"), deployment=_inside(launch.settings))
     _require(launch, needs)
+    ignored = _ignored(launch.settings)
+    for rail in guard(launch.plan, launch.host):
+        if rail.severity == "fail" and rail.check not in ignored:
+            raise CheckFailed(f"{rail.check}: {rail.saw}", fix=rail.fix)
     cpus = {cpu for rank in launch.plan.ranks for cpu in _cpu_list(rank.cpus)}
     if cpus:
         allowed = os.sched_getaffinity(0)
@@ -188,9 +195,8 @@ def run(launch: Launch, until: str = STEPS[-1].name) -> int:
 
 def _require(launch: Launch, needs: Needs) -> None:
     assert launch.host is not None
-    ignore = [name for name in launch.settings.ignore_checks.split(",") if name]
     try:
-        report = check(launch.host, needs, ignore)
+        report = check(launch.host, needs, _ignored(launch.settings) - GUARD_IDS)
     except ValueError as error:
         raise UsageError(str(error), fix="correct APPLIANCE_IGNORE_CHECKS") from error
     launch.report = report
@@ -199,6 +205,15 @@ def _require(launch: Launch, needs: Needs) -> None:
         first = report.failures[0]
         more = f" (and {len(report.failures) - 1} more)" if len(report.failures) > 1 else ""
         raise CheckFailed(f"{first.check}: {first.saw}{more}", fix=first.fix)
+
+
+def _ignored(settings: Settings) -> frozenset[str]:
+    return frozenset(name for name in settings.ignore_checks.split(",") if name)
+
+
+def _inside(settings: Settings) -> Literal["local", "kubernetes"]:
+    """Docker's own checks are for the host: neither daemon nor toolkit is seen from inside."""
+    return "kubernetes" if settings.deployment == "kubernetes" else "local"
 
 
 def _failed(launch: Launch, step: Step, error: ApplianceError, code: int) -> None:

@@ -11,10 +11,9 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from appliance.plan.model import Home, Plan
-from appliance.serve.state import Phase, State
 from preflight import Host, Report
 
 PREFIX = "moe_appliance_"
@@ -40,13 +39,24 @@ HOMES: tuple[Home, ...] = ("device", "host")
 
 
 @dataclass(frozen=True)
+class Serving:
+    """The appliance's phase, out of all there are; times in seconds, `since` from 1970."""
+
+    phase: str
+    phases: tuple[str, ...]
+    since: float
+    expected_load_seconds: float
+    ready_after_seconds: float | None = None
+
+
+@dataclass(frozen=True)
 class Facts:
     """All a collector may look at. None: not known now."""
 
     host: Host | None = None
     report: Report | None = None
     plan: Plan | None = None
-    state: State | None = None
+    serving: Serving | None = None
     engine: Any | None = None  # GET /appliance/state
     exposition: str = ""
     hung: bool = False
@@ -149,19 +159,19 @@ def of_state(facts: Facts) -> Iterator[Metric]:
     yield Metric("info", "What this is.").add(
         1, release=facts.release or "", image_digest=facts.image_digest or ""
     )
-    if facts.state is None:
+    if facts.serving is None:
         return
-    for name in get_args(Phase):
-        phase.add(int(name == facts.state.phase), phase=name)
+    for name in facts.serving.phases:
+        phase.add(int(name == facts.serving.phase), phase=name)
     yield phase
     yield Metric("phase_since_seconds", "When the phase began, seconds since 1970.").add(
-        facts.state.since
+        facts.serving.since
     )
     yield Metric("load_expected_seconds", "Predicted time from start to ready.").add(
-        facts.state.expected_load_seconds
+        facts.serving.expected_load_seconds
     )
     yield Metric("load_seconds", "Time from start to ready, once ready.").add(
-        facts.state.ready_after_seconds
+        facts.serving.ready_after_seconds
     )
 
 

@@ -16,14 +16,18 @@ import sysconfig
 from pathlib import Path
 
 PINS = Path("constraints")
-WHEELS = "/wheels"
+WHEELS, OUT = "/wheels", "/out"
 ENGINE = {"cpu": "engine-cpu.txt", "gpu": "engine-gpu.txt"}
 # Needed to install, or by people; never to serve.
 UNUSED = ("torch/include", "torch/test", "torch/share")
 
 
+def run(command: str, *arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "pip", command, "--quiet", *arguments], check=True)
+
+
 def pip(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *arguments], check=True)
+    run("install", *arguments)
 
 
 def torch_of(flavour: str) -> str:
@@ -61,9 +65,11 @@ def name_the_cpu_build() -> None:
 
 
 def appliance() -> None:
-    pip("--require-hashes", "-r", str(PINS / "base.txt"))
-    pip("--no-deps", "--no-build-isolation", ".")
-    subprocess.run([sys.executable, "docker/sbom.py", "/opt/appliance/sbom.json"], check=True)
+    """Wheels of ours and of what the command line needs, in /out."""
+    pinned = ["--require-hashes", "-r", str(PINS / "base.txt")]
+    pip(*pinned)  # setuptools builds our wheel
+    run("download", "--no-deps", "--dest", OUT, *pinned)
+    run("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", OUT, ".")
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import typer
 from typer.exceptions import TyperException
 
 from appliance import render
-from appliance.cli import container, demo, machine, planning, serving, weights
+from appliance.cli import care, container, demo, machine, planning, serving, weights
 from appliance.errors import ApplianceError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app = typer.Typer(
 serving.register(app)
 demo.register(app)
 container.register(app)
+care.register(app)
 app.add_typer(machine.group, name="preflight")
 app.add_typer(planning.group, name="plan")
 app.add_typer(weights.group, name="weights")

@@ -57,8 +57,9 @@ def container(
     )
     launch.agent = agent
     with stopping_on_signals(stop), agent:
-        if demo:
-            make_model(launch.model)
+        if demo and until != STEPS[0].name:
+            agent.step = "making the small model"
+            make_model(launch.model, settings)
         return run(launch, until)
 
 
@@ -121,6 +122,7 @@ class _Told:
 
 def _page(agent: Agent, launch: Launch) -> str:
     from appliance import metrics
+    from appliance.cli.view import serving_facts
     from appliance.serve import local
     from appliance.serve.state import SERVING
 
@@ -131,7 +133,7 @@ def _page(agent: Agent, launch: Launch) -> str:
             host=launch.host,
             report=launch.report,
             plan=launch.plan,
-            state=agent.state,
+            serving=serving_facts(agent.state),
             engine=None if found is None else found.engine,
             exposition=agent.exposition,
             hung=agent.hang is not None,

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from appliance import process
+from appliance.checkpoint.synth import SynthSpec, synthesize
 from appliance.errors import ServeError
 from appliance.serve.client import Client, Health, ask_agent
 from appliance.serve.keys import first_key
@@ -44,7 +45,8 @@ class Container:
         ours = {
             "STATE_DIR": str(self.files.folder), "ENGINE_PYTHON": str(python), "DEVICE": "cpu",
             "PORT": str(self.port), "AGENT_PORT": str(self.agent_port), "HANG_SECONDS": "8",
-            "DRAIN_SECONDS": "20", **settings,
+            "DRAIN_SECONDS": "20", "SERVED_NAME": "demo", "STREAMS": "4", "CONTEXT_TOKENS": "2048",
+            **settings,
         }  # fmt: skip
         environment = {k: v for k, v in os.environ.items() if not k.startswith("APPLIANCE_")}
         environment |= {f"APPLIANCE_{name}": value for name, value in ours.items()}
@@ -83,6 +85,13 @@ class Container:
         return self.process.wait(60)
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "demo"
+    synthesize(folder, SynthSpec())
+    return str(folder)
+
+
 @pytest.fixture
 def container(tmp_path):
     made = []
@@ -100,8 +109,8 @@ def container(tmp_path):
             one.process.wait(60)
 
 
-def test_it_serves_through_all_four_steps_and_ends_with_0_when_stopped(container):
-    running = container("--demo")
+def test_it_serves_through_all_four_steps_and_ends_with_0_when_stopped(container, model):
+    running = container(MODEL=model)
     health = running.wait_ready()
     assert health.body["phase"] in ("ready", "unproved")
     assert running.client().post("/v1/completions", QUESTION)["choices"][0]["token_ids"] == [2, 3]
@@ -112,8 +121,8 @@ def test_it_serves_through_all_four_steps_and_ends_with_0_when_stopped(container
     ]  # fmt: skip
 
 
-def test_metrics_name_plan_phase_and_findings(container):
-    running = container("--demo", RELEASE="9.9")
+def test_metrics_name_plan_phase_and_findings(container, model):
+    running = container(MODEL=model, RELEASE="9.9")
     running.wait_ready()
     connection = http.client.HTTPConnection("127.0.0.1", running.agent_port, timeout=10)
     connection.request("GET", "/metrics")
@@ -132,8 +141,10 @@ def test_a_failed_step_ends_with_its_own_code_and_leaves_the_reason(container):
     assert "error: plan failed (exit code 5)" in running.log.read_text()
 
 
-def test_a_machine_without_gpus_fails_preflight_with_3_and_never_falls_back_to_the_cpu(container):
-    running = container("--demo", DEVICE="cuda")
+def test_a_machine_without_gpus_fails_preflight_with_3_and_never_falls_back_to_the_cpu(
+    container, model
+):
+    running = container(MODEL=model, DEVICE="cuda")
     assert running.process.wait(40) == 3
     assert "error: preflight failed (exit code 3)" in running.log.read_text()
 
@@ -147,24 +158,24 @@ def test_a_failure_that_is_held_stays_up_says_why_and_ends_with_the_code_when_st
     assert running.end() == 5
 
 
-def test_an_unknown_setting_is_wrong_usage_and_suggests_the_right_one(container):
-    running = container("--demo", STREEMS="4")
+def test_an_unknown_setting_is_wrong_usage_and_suggests_the_right_one(container, model):
+    running = container(MODEL=model, STREEMS="4")
     assert running.process.wait(20) == 2
     assert "did you mean APPLIANCE_STREAMS?" in running.log.read_text()
 
 
 def test_an_engine_that_dies_while_it_serves_ends_the_container_even_where_failures_are_held(
-    container,
+    container, model
 ):
-    running = container("--demo", HOLD_ON_FAILURE="true")
+    running = container(MODEL=model, HOLD_ON_FAILURE="true")
     running.wait_ready()
     os.kill(read_state(running.files).engine_pid, signal.SIGKILL)
     assert running.process.wait(40) == 7
     assert "was ended by SIGKILL" in running.log.read_text()
 
 
-def test_a_frozen_engine_is_found_within_60_s_and_started_again_once(container):
-    running = container("--demo")
+def test_a_frozen_engine_is_found_within_60_s_and_started_again_once(container, model):
+    running = container(MODEL=model)
     running.wait_ready()
     before = read_state(running.files)
     os.kill(before.engine_pid, signal.SIGSTOP)
@@ -179,8 +190,8 @@ def test_a_frozen_engine_is_found_within_60_s_and_started_again_once(container):
     assert running.client().post("/v1/completions", QUESTION)["choices"][0]["token_ids"] == [2, 3]
 
 
-def test_an_engine_that_is_busy_for_longer_than_the_limit_is_not_killed(container):
-    running = container("--demo")
+def test_an_engine_that_is_busy_for_longer_than_the_limit_is_not_killed(container, model):
+    running = container(MODEL=model)
     running.wait_ready()
     before = read_state(running.files).engine_pid
     events = list(running.client().events("/v1/completions", {**LONG, "max_tokens": 300}))
@@ -189,8 +200,8 @@ def test_an_engine_that_is_busy_for_longer_than_the_limit_is_not_killed(containe
     assert running.health().body["restarts"] == 0
 
 
-def test_of_1000_requests_around_a_drain_every_accepted_one_finishes(container):
-    running = container("--demo")
+def test_of_1000_requests_around_a_drain_every_accepted_one_finishes(container, model):
+    running = container(MODEL=model)
     running.wait_ready()
     answers, lock = [], threading.Lock()
 
