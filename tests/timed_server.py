@@ -38,6 +38,8 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         asked = json.loads(await reader.readexactly(size))
         await answer(asked, asked["model"], writer)
         await writer.drain()
+    except (ConnectionError, asyncio.IncompleteReadError):
+        pass  # the client has gone
     finally:
         writer.close()
 
@@ -52,6 +54,8 @@ async def answer(asked: dict, mood: str, writer: asyncio.StreamWriter) -> None:
     due = time.perf_counter() + FIRST
     for index in range(count):
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        if writer.transport.is_closing():
+            return
         if index == 3 and mood == "reset":
             writer.transport.abort()
         if index == 3 and mood == "hang":

@@ -110,9 +110,9 @@ def from_json(line: str) -> Sample:
             began=about["request_start_ns"] / 1e9,
             error=error.get("type"),
             detail=error.get("message"),
-            first_token=None if first is None else first / 1e3,
-            latency=None if latency is None else latency / 1e3,
-            gaps=tuple(gap / 1e3 for gap in get("inter_chunk_latency") or ()),
+            first_token=_seconds(first),
+            latency=_seconds(latency),
+            gaps=tuple(round(gap / 1e3, 9) for gap in get("inter_chunk_latency") or ()),
             input_tokens=get("input_sequence_length"),
             cached_tokens=get("cached_tokens"),
             output_tokens=get("output_sequence_length"),
@@ -141,6 +141,10 @@ def problems(samples: Iterable[Sample]) -> dict[str, int]:
         found["empty-chunk"] += sample.empty_chunks
         found["stall"] += sample.stalls
     return {name: count for name, count in sorted(found.items()) if count}
+
+
+def _seconds(ms: float | None) -> float | None:
+    return None if ms is None else round(ms / 1e3, 9)
 
 
 def _ms(seconds: float | None) -> float | None:

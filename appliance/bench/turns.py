@@ -31,12 +31,13 @@ class Spread(BaseModel):
     median: Annotated[float, Field(gt=0)]
     p95: Annotated[float, Field(gt=0)]
     least: float = 0.0
-    most: float = math.inf
+    most: float | None = None
 
     def draw(self, chance: random.Random) -> float:
         sigma = math.log(self.p95 / self.median) / Z95
         drawn = self.median * math.exp(chance.gauss(0.0, sigma))
-        return min(max(drawn, self.least), self.most)
+        drawn = max(drawn, self.least)
+        return drawn if self.most is None else min(drawn, self.most)
 
 
 class Shape(BaseModel):
@@ -78,7 +79,7 @@ class Session:
     turns: tuple[Turn, ...]
 
 
-def sessions(shape: Shape, seed: int, *, think: bool = True) -> Iterator[Session]:
+def sessions(shape: Shape, seed: int | str, *, think: bool = True) -> Iterator[Session]:
     """Sessions without end. `think=False`: the next turn follows at once (a stream never idles)."""
     for number in itertools.count():
         made = _session(shape, random.Random(f"{seed}/{number}"), f"{seed}-{number}")
