@@ -16,7 +16,7 @@ from appliance.plan.model import CacheRules
 # A weight this large is folded back into the counts, long before floats lose digits.
 _FOLD = 1e30
 # Cold picks beyond the promise, in standard deviations, before a plan is doubted.
-_DOUBT = 2.0
+_DOUBT = 3.0
 
 
 @dataclass(frozen=True, slots=True)
