@@ -137,6 +137,13 @@ def test_memory_held_by_the_page_cache_is_not_free_but_the_way_out_is_told() -> 
         plan(cached, deepseek_v41_flash(), None, Policy())
 
 
+def test_slots_that_the_host_cannot_back_say_what_their_copies_take() -> None:
+    short = host((gpu(0), gpu(1)), memory=176 * GIB)
+    plan(short, deepseek_v41_flash(), None, Policy())
+    with pytest.raises(DoesNotFit, match=r"fewer cache slots: their copies on the host are 47\.46"):
+        plan(short, deepseek_v41_flash(), None, Policy(cache_slots=96))
+
+
 def test_a_plan_for_another_checkpoint_or_gpu_is_refused() -> None:
     machine, model = host((gpu(0),)), checkpoint()
     made = plan(machine, model, None, HALF)
