@@ -11,6 +11,7 @@ from preflight.looking import ids
 MIB = 1 << 20
 CPUS = re.compile(r"^node (\d+) cpus:(.*)$")
 SIZE = re.compile(r"^node (\d+) (size|free): (\d+) MB$")
+NUMBERS = re.compile(r"\d+(?: \d+)*")
 ROW = re.compile(r"^(\d+):((?:\s+\d+)+)$")
 
 
@@ -21,6 +22,7 @@ def parse_numactl(text: str) -> tuple[NumaNode, ...]:
     rows: dict[int, tuple[int, ...]] = {}
     open_list: int | None = None
     whole: set[int] = set()
+    stray = False
     # A last line without its end may be cut inside a number.
     for raw in text.replace("\r", "").splitlines(keepends=True):
         line = raw.strip() if raw.endswith("\n") else ""
@@ -43,12 +45,14 @@ def parse_numactl(text: str) -> tuple[NumaNode, ...]:
             return ()
         elif line:
             open_list = None
+            # A piece of some list, away from it: none can be trusted to be whole.
+            stray = stray or NUMBERS.fullmatch(line) is not None
     if any(not word.isdecimal() for words in cpus.values() for word in words):
         return ()
     return tuple(
         NumaNode(
             index=index,
-            cpus=",".join(cpus[index]) if index in whole else None,
+            cpus=",".join(cpus[index]) if index in whole and not stray else None,
             memory_total_bytes=sizes.get((index, "size")),
             memory_free_bytes=sizes.get((index, "free")),
             distances=rows.get(index) if len(rows.get(index, ())) == len(cpus) else None,
@@ -59,7 +63,7 @@ def parse_numactl(text: str) -> tuple[NumaNode, ...]:
 
 def _goes_on(so_far: list[str], line: str) -> bool:
     """Whether a line of numbers continues a CPU list: one that has begun, and upwards."""
-    numbers = bool(so_far) and re.fullmatch(r"\d+(?: \d+)*", line) is not None
+    numbers = bool(so_far) and NUMBERS.fullmatch(line) is not None
     return numbers and so_far[-1].isdecimal() and int(line.split()[0]) > int(so_far[-1])
 
 
