@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -41,6 +41,43 @@ class Settings(BaseModel):
     weights_token_file: Path | None = Field(
         None, description="file with the token that a mirror or `weights serve` asks for"
     )
+    model: Path | None = Field(None, description="folder of the checkpoint to serve")
+    plan: Path | None = Field(None, description="serve this plan.json instead of making one")
+    served_name: str | None = Field(None, description="name of the model in the API")
+    streams: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="requests that decode at once; default 6"
+    )
+    context_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="longest conversation in tokens"
+    )
+    tensor_parallel: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="ranks to split over; default: every GPU"
+    )
+    host_share: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="share of the experts to keep on the host; default: what does not fit"
+    )
+    device: Literal["cuda", "cpu"] | None = Field(
+        None, description="refuse to serve on anything else; default: what the plan says"
+    )
+    deployment: Literal["local", "docker", "kubernetes"] = Field(
+        "local", description="what preflight's remedies are worded for"
+    )
+    host_root: Path = Field(
+        Path("/"), description="where the host's /proc and /sys are mounted in a container"
+    )
+    ignore_checks: str = Field(
+        "", description="ids of preflight checks whose failure is only a warning, comma-separated"
+    )
+    hold_on_failure: bool = Field(
+        False, description="in a container: stay up, not ready, when a step fails, until stopped"
+    )
+    agent_host: str = Field("127.0.0.1", description="the address of health and metrics")
+    agent_port: Port = Field(8001, description="the port of health and metrics")
+    hang_seconds: Annotated[float, Field(ge=5)] = Field(
+        45.0, description="no step for this long while requests wait: the engine hangs"
+    )
+    release: str | None = Field(None, description="the release in this image; set by the image")
+    image_digest: str | None = Field(None, description="the image's digest, where known")
     gateway_keys: Path | None = Field(
         None, description="file of API keys, one a line; default: made in the state directory"
     )
@@ -65,7 +102,8 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         field = name.removeprefix(PREFIX).lower()
         if field not in Settings.model_fields:
             raise UsageError(f"{name} is not a setting of the appliance", fix=_suggestion(name))
-        values[field] = value
+        if value:  # compose passes what nobody set as an empty string
+            values[field] = value
     try:
         return Settings.model_validate(values)
     except ValidationError as error:

@@ -56,9 +56,7 @@ def manifest(
     store: StoreDir = None,
     folder: Annotated[
         Path | None,
-        typer.Option(
-            "--of", help="Of this folder: put there, it makes a mirror.", metavar="DIR"
-        ),
+        typer.Option("--of", help="Of this folder: put there, it makes a mirror.", metavar="DIR"),
     ] = None,
     model: Annotated[str | None, typer.Option(help="ORG/NAME, with --of.")] = None,
     revision: Annotated[str | None, typer.Option(help="With --of.")] = None,
