@@ -4,10 +4,10 @@ BIN := .venv/bin
 PINS := $(wildcard constraints/*.txt) pyproject.toml constraints/install.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check lint test fmt golden setup clean
+.PHONY: help demo check lint test fmt golden setup clean image check-image soak
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
 demo: .venv/engine ## make a small model, plan it, serve it, answer a chat request (about 3 minutes)
 	@$(BIN)/appliance demo
@@ -22,6 +22,21 @@ lint: .venv/dev ## format, style, types and who imports whom
 
 test: .venv/dev ## the tests alone
 	@$(BIN)/pytest
+
+image: docker/wheels/.torch ## build the demo's image (needs Docker)
+	@docker compose build demo
+
+check-image: .venv/dev docker/wheels/.torch ## build the image, run it, test it, in a Docker engine of its own
+	@docker/tests/run.sh
+
+soak: .venv/dev ## 200 upgrades with faults
+	@MOE_APPLIANCE_SOAK=200 $(BIN)/pytest -q tests/appliance/upgrade
+
+# Whatever build of torch this machine's pip chooses, and not what pip in a container would.
+docker/wheels/.torch: constraints/engine-cpu.in
+	@$(PYTHON) -m pip download --quiet --no-deps --dest docker/wheels \
+		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep -o 'torch==[0-9.]*' $< | head -1)"
+	@touch $@
 
 fmt: .venv/dev ## fix format and simple style
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
