@@ -77,6 +77,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "a GPU that is lost": lambda: (
         host((gpu(0).model_copy(update={"fault": "GPU is lost"}),)), checkpoint(), Policy(),
         PlanError, "GPU 0 cannot be used: GPU is lost"),
+    "a GPU in pieces": lambda: (
+        host((gpu(0).model_copy(update={"mig_enabled": True}),)), checkpoint(), Policy(),
+        PlanError, "GPU 0 is split into MIG instances.*-mig 0"),
     "link rates that do not match": lambda: (
         host(), checkpoint(), Policy(link_bytes_per_second=(1e9, 1e9)), UsageError,
         "2 link rates are given for 1 ranks"),
