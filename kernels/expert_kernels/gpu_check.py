@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from expert_kernels import build, codec, cuda, ops
+from expert_kernels import build, codec, cuda, ops, reference
 from expert_kernels.synthetic import RandomExperts, Shape, routing
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-3, torch.bfloat16: 4e-3}
@@ -220,6 +220,43 @@ def prefill() -> Iterator[Facts]:
             }
 
 
+def linear() -> Iterator[Facts]:
+    """One EXL3 matrix: rows, dtypes, k in parts, a shard of columns, in a graph; few and many."""
+    for k, n, bits, codebook in (
+        (512, 384, 3.0, "mcg"),
+        (1024, 640, 2.5, "mul1"),
+        (2048, 128 * 300, 6.0, "mcg"),
+        (5120, 5120, 3.0, "3inst"),
+    ):
+        shape = (k // 16, n // 16, int(16 * bits))
+        trellis = torch.randint(-(1 << 15), 1 << 15, shape, dtype=torch.int16, device="cuda")
+        suh, svh = (torch.rand(size, device="cuda").half() + 0.5 for size in (k, n))
+        svh /= k**0.5
+        for tokens in (1, 3, 64, 1000):
+            for dtype in TOLERANCE:
+                x = inputs(tokens, k, dtype, tokens)
+                expected = reference.linear(x.double(), trellis, suh, svh, codebook)
+                out = ops.linear(x, trellis, suh, svh, codebook)
+                shard = ops.linear(x, trellis, suh, svh, codebook, columns=(5, n - 70))
+                error = relative_error(out, expected)
+                same = torch.equal(shard, out[:, 5 : n - 70])
+                yield {
+                    "ok": error <= TOLERANCE[dtype] and same,
+                    "k": k,
+                    "n": n,
+                    "tokens": tokens,
+                    "dtype": str(dtype),
+                    "error": error,
+                    "shard": same,
+                }
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            again = ops.linear(x, trellis, suh, svh, codebook)
+        again.zero_()
+        captured.replay()
+        yield {"ok": torch.equal(again, out), "k": k, "graph": True}
+
+
 def graph() -> Iterator[Facts]:
     """A captured call follows a table rewritten between replays, and new inputs."""
     for tokens in (1, 8, 33):
@@ -260,8 +297,8 @@ def back_to_back() -> Iterator[Facts]:
 
         def chain(wait: bool, x: torch.Tensor = x, routes: Any = routes) -> list[torch.Tensor]:
             outs, left = [], x
-            for (_, table), routed in zip(layers, routes, strict=True):
-                left = cuda.decode(left, *routed, table)
+            for (_, table), (weights, ids) in zip(layers, routes, strict=True):
+                left = cuda.decode(left, weights, ids, table)
                 if wait:
                     torch.cuda.synchronize()
                 outs.append(left)
@@ -415,6 +452,7 @@ def main(argv: list[str] | None = None) -> int:
         "odd_picks": odd_picks,
         "real_shapes": real_shapes,
         "prefill": prefill,
+        "linear": linear,
         "graph": graph,
         "back_to_back": back_to_back,
         "stress": lambda: stress(a.steps, a.stress_seconds),
