@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert_kernels import launch
+from expert_kernels import launch, prefill
 
 SHAPES = [(5120, 2304), (5120, 1152), (7168, 2048), (4096, 2048), (2560, 640), (128, 128)]
 
@@ -71,3 +71,25 @@ def test_scratch_counts_every_buffer_to_the_byte() -> None:
         y=48 * 5120 * 4,
     )
     assert need.total == 983040 + 221184 + 3538944 + 983040
+
+
+@given(
+    counts=st.lists(st.integers(0, 40), max_size=30),
+    limit=st.integers(1, 50),
+)
+def test_groups_of_prefill_hold_every_pick_once_in_order(counts: list[int], limit: int) -> None:
+    made = prefill.groups(counts, limit)
+    picks = [piece.expert for group in made for piece in group for _ in range(piece.rows)]
+    assert picks == [expert for expert, count in enumerate(counts) for _ in range(count)]
+    for group in made:
+        ends = [piece.at + piece.rows for piece in group]
+        assert [piece.at for piece in group] == [0, *ends[:-1]] and ends[-1] <= limit
+    assert all(sum(piece.rows for piece in group) == limit for group in made[:-1])
+
+
+@given(count=st.integers(0, 200), most=st.integers(1, 24))
+def test_batches_of_copies_start_small_and_hold_every_expert_once(count: int, most: int) -> None:
+    made = prefill.batches(range(count), most)
+    assert [expert for batch in made for expert in batch] == list(range(count))
+    assert all(len(batch) <= most for batch in made)
+    assert not made or len(made[0]) == 1
