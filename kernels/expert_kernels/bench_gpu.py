@@ -139,7 +139,7 @@ def tuning(shape: Shape, repeats: int) -> Iterator[Facts]:
     """What the launch's numbers do: they are in launch.py because of this."""
     experts = RandomExperts(36 * CALLS, shape)
     count = torch.cuda.get_device_properties(0).multi_processor_count
-    for touched, hosts in ((1, 1), (6, 6), (6, 0), (6, 2), (36, 0), (36, 6)):
+    for touched, hosts in ((1, 1), (6, 6), (6, 0), (6, 2), (24, 1), (36, 0), (36, 6)):
         problem = Problem(experts, touched, min(6, touched), hosts, repeats)
         usual = launch.decode(touched // min(6, touched), shape.hidden, shape.intermediate, count)
         changes: list[Facts] = [

@@ -30,7 +30,7 @@ CASES: dict[str, tuple[str, float, bool]] = {  # model, share of experts on the 
     "resident": ("large", 0.0, False),
     "half": ("large", 0.5, False),
     "host": ("large", 1.0, False),
-    "half eager": ("large", 0.5, True),
+    "half-eager": ("large", 0.5, True),
     "tiny": ("tiny", 0.5, False),
 }
 
