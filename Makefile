@@ -4,7 +4,7 @@ BIN := .venv/bin
 PINS := $(wildcard constraints/*.txt) pyproject.toml constraints/install.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check lint test fmt golden setup clean
+.PHONY: help demo check lint test soak fmt golden setup clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -22,6 +22,10 @@ lint: .venv/dev ## format, style, types and who imports whom
 
 test: .venv/dev ## the tests alone
 	@$(BIN)/pytest
+
+soak: .venv/engine ## kill and fill the store of weights hundreds of times, then its speed (15 minutes)
+	@$(BIN)/python tests/soak/weights.py
+	@$(BIN)/python tests/soak/weights_speed.py
 
 fmt: .venv/dev ## fix format and simple style
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .

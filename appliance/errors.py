@@ -7,6 +7,8 @@ ApplianceError            1  the command failed
 |- PlanError              1  plan.json is missing, corrupt, or made for something else
 |  `- DoesNotFit          1  the bytes do not fit, with the ledger's numbers
 |- ServeError             1  the engine did not start, died, or did not prove itself
+|- WeightsError           1  the store of weights cannot do what was asked
+|  `- SourceError         1  where weights come from answered wrong, or not at all
 `- CheckFailed            3  a check said no
 
 The number is the exit code (DESIGN.md). Errors are caught once, in cli.main.
@@ -50,6 +52,14 @@ class DoesNotFit(PlanError):
 
 
 class ServeError(ApplianceError):
+    pass
+
+
+class WeightsError(ApplianceError):
+    pass
+
+
+class SourceError(WeightsError):
     pass
 
 

@@ -6,7 +6,8 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +17,7 @@ BAR_CELLS = 24
 DRAW_SECONDS = 0.2
 BAR_AFTER_SECONDS = 1.0  # what takes less needs no bar
 LINE_EVERY_SECONDS = 30.0  # where stderr is no terminal
+RATE_SECONDS = 10.0  # a rate is over so long
 
 
 def data(text: str) -> None:
@@ -140,3 +142,53 @@ def table(rows: list[tuple[str, Any]]) -> None:
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
         data(f"{name:<{width}}  {value}")
+
+
+class ByteProgress:
+    """Bytes of a transfer: done, rate, time left, and the files under way.
+
+    A line that redraws on a terminal, a line now and then elsewhere; `json` gives one object a
+    line on stderr; `quiet` gives nothing.
+    """
+
+    def __init__(self, what: str, *, quiet: bool = False, json: bool = False) -> None:
+        self._what, self._quiet, self._json = what, quiet, json
+        self._on_terminal = sys.stderr.isatty() and not json
+        self._every = DRAW_SECONDS if self._on_terminal else 1.0 if json else LINE_EVERY_SECONDS
+        self._seen: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
+        self._drawn = time.monotonic()
+        self._finished = False
+
+    def update(
+        self, done: int, total: int, moved: int, files: Sequence[tuple[str, int, int]] = ()
+    ) -> None:
+        """`moved` counts the bytes of this run, of which the rate is made; `files`: done, size."""
+        now = time.monotonic()
+        self._seen.append((now, moved))
+        while len(self._seen) > 2 and now - self._seen[0][0] > RATE_SECONDS:
+            self._seen.popleft()
+        last = done >= total and not self._finished
+        self._finished = done >= total
+        if self._quiet or not (last or now - self._drawn >= self._every):
+            return
+        self._drawn = now
+        then, before = self._seen[0]
+        rate = (moved - before) / (now - then) if now > then else 0.0
+        left = (total - done) / rate if rate else None
+        if self._json:
+            each = [{"path": path, "done_bytes": d, "size_bytes": s} for path, d, s in files]
+            found = {"done_bytes": done, "total_bytes": total, "bytes_per_second": round(rate)}
+            say(json.dumps({**found, "seconds_left": left and round(left), "files": each}))
+            return
+        text = f"{size(done)} of {size(total)}, {size(round(rate))}/s"
+        text += f", {duration(left)} left" if left else ""
+        names = [f"{path.rpartition('/')[2]} {d / s:.0%}" for path, d, s in files if s][:3]
+        text = f"{self._what}: {text}{'  ' if names else ''}{', '.join(names)}"
+        if self._on_terminal:
+            print(f"\r\x1b[2K{text[:120]}", end="", file=sys.stderr, flush=True)
+        else:
+            say(f"  {text}")
+
+    def end(self) -> None:
+        if self._on_terminal and not self._quiet:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)

@@ -43,6 +43,8 @@ class Source(ABC):
     label: str | None = None
     # The folders whose disks were looked at: a replay looks at the same ones.
     folders: Mapping[str, str] | None = None
+    # What was measured there (a Measured as plain JSON), if anything was.
+    measured: Mapping[str, Any] | None = None
 
     @abstractmethod
     def answer(self, kind: str, *words: str) -> Any:

@@ -87,6 +87,9 @@ class Gpu(Facts):
     # The GPU's own memory as a NUMA node (GH200, POWER9): never host memory.
     memory_numa_node: int | None = None
     numa_node_nvml: int | None = None
+    numa_node_topo: int | None = None
+    # NVSwitch fabric: none, not started, in progress, completed.
+    fabric: str | None = None
 
 
 class Link(Facts):
@@ -134,6 +137,8 @@ class Limits(Facts):
     open_files_hard: int | None = None
     cgroup_version: int | None = None
     cgroup_memory_used_bytes: int | None = None
+    # Page cache within what is used: it gives way.
+    cgroup_memory_cache_bytes: int | None = None
     # Bytes of huge pages of each size this cgroup may hold; -1 is unlimited.
     cgroup_huge_pages_max_bytes: dict[int, int] | None = None
     cpu_quota: float | None = None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from preflight import witnesses
 from preflight.answers import Source
-from preflight.host import Gpu, Host, Unread
+from preflight.host import Gpu, Host, Measured, Unread
 from preflight.looking import Looking, keyed_kib
 from preflight.nvml import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
 from preflight.probes import gpu, memory, numa, pci, software, storage
 from preflight.probes.memory import chosen
-from preflight.topology import witnessed
 
 DEFAULT_FOLDERS: Mapping[str, str] = {"temporary": "/tmp"}
 
@@ -37,11 +37,13 @@ def inspect(source: Source, folders: Mapping[str, str] | None = None) -> Host:
         else:
             look.unread.append(Unread(what="gpus", reason=refused.reason))
     found = _settled(look, found, frozenset(n.index for n in nodes if not n.cpus))
+    topo = witnesses.topology(look, found or (), len(nodes))
+    if found is not None:
+        found = witnesses.placed(witnesses.filled(look, found), topo)
     name, virtual = software.cpu(look)
     programs = software.software(look, refused, virtual)
     if programs.docker_root:
         folders = {**folders, "docker": programs.docker_root}
-    links, topo_error = witnessed(look, gpu.links(look, len(found or ())))
     gpu_nodes = {g.memory_numa_node for g in found or ()}
     return Host(
         label=source.label,
@@ -57,10 +59,11 @@ def inspect(source: Source, folders: Mapping[str, str] | None = None) -> Host:
         ),
         gpus=found,
         pci_gpus=cards,
-        links=links,
+        links=witnesses.linked(gpu.links(look, len(found or ())), topo),
         limits=memory.limits(look),
-        software=programs.model_copy(update={"topo_error": topo_error}),
+        software=programs.model_copy(update={"topo_error": topo.error}),
         disks=storage.disks(look, folders),
+        measured=Measured.model_validate(source.measured) if source.measured else None,
         unread=tuple(dict.fromkeys(look.unread)),
     )
 

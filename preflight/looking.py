@@ -18,6 +18,8 @@ class Looking:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.unread: list[Unread] = []
+        # Whether some NVML function is missing from this library or this nvidia-ml-py.
+        self.no_such_call = False
 
     def text(self, path: str) -> str | None:
         """The stripped text of a file, or None."""

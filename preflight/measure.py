@@ -1,6 +1,6 @@
 """`--measure`: what this machine really does, in under 60 s, in a child that may be killed.
 
-    python -m preflight.measure --json [--model FOLDER] [--pin BYTES] [--python PATH]
+    python -m preflight.measure --json [--model DIR] [--pin BYTES] [--python PATH]
 
 prints a Measured as JSON. Steps that cannot run say why in `unmeasured`; the others go on.
 """
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from preflight.answers import Unreadable
 from preflight.host import Host, Measured, Unread
 from preflight.inspect import inspect
+from preflight.measuring.allreduce import SECONDS as ALL_REDUCE_SECONDS
 from preflight.measuring.allreduce import all_reduce
 from preflight.measuring.cuda import Cuda
 from preflight.measuring.disk import largest_file, read_rate
@@ -27,6 +28,9 @@ from preflight.needs import CHUNK_BYTES
 from preflight.source import Live, run_for
 
 SECONDS = 60.0
+# What the child leaves of its time, so that it ends by itself.
+SPARE_SECONDS = 6.0
+LEAST_SECONDS = 3.0
 TRIAL_SECONDS = 20.0
 ALL_REDUCE_PORT = 29417
 
@@ -41,7 +45,8 @@ class Wish(NamedTuple):
 
 def measure(wish: Wish, seconds: float = SECONDS) -> Measured:
     """Measure in a child process, ended after `seconds`: a driver that hangs is a finding."""
-    argv = [sys.executable, "-m", "preflight.measure", "--json", "--python", wish.python]
+    argv = [sys.executable, "-m", "preflight.measure", "--json", "--python", wish.python,
+            "--seconds", str(seconds - SPARE_SECONDS)]  # fmt: skip
     if wish.model:
         argv += ["--model", str(wish.model)]
     if wish.pin_bytes is not None:
@@ -61,16 +66,24 @@ def measure(wish: Wish, seconds: float = SECONDS) -> Measured:
         return Measured(unmeasured=(Unread(what="measuring", reason=lines[-1][:200]),))
 
 
-def measure_here(wish: Wish) -> Measured:
-    """Measure in this process: every step on its own, each with its reason where it fails."""
+def measure_here(wish: Wish, seconds: float = SECONDS) -> Measured:
+    """Measure in this process: every step on its own, each with its reason where it fails.
+
+    A step that no time is left for is left out with that reason.
+    """
+    end = time.monotonic() + seconds
     source = Live()
     host = inspect(source, {})
     facts: dict[str, Any] = {}
     missed: list[Unread] = []
 
-    def step(what: str, work: Callable[[], dict[str, Any]]) -> None:
+    def step(what: str, work: Callable[[float], dict[str, Any]]) -> None:
+        left = end - time.monotonic()
+        if left < LEAST_SECONDS:
+            missed.append(Unread(what=what, reason=f"no time left of {seconds:.0f} s"))
+            return
         try:
-            facts.update(work())
+            facts.update(work(left))
         except (Unreadable, OSError, ValueError) as error:
             missed.append(Unread(what=what, reason=str(error)))
 
@@ -80,22 +93,26 @@ def measure_here(wish: Wish) -> Measured:
         facts["links"], lost = link_rates(source, host)
         facts["links_all_at_once"], lost_together = rates_together(host)
         missed += [*lost, *lost_together]
-        step("pins", lambda: _pins(source, host, wish, missed))
     if wish.model is not None:
-        step("disk", lambda: _disk(wish.model))
+        step("disk", lambda left: _disk(wish.model))
     if len(host.gpus or ()) > 1:
-        step("all-reduce", lambda: {"all_reduce": _all_reduce(wish)})
+        step("all-reduce", lambda left: {"all_reduce": _all_reduce(wish, left / 2)})
+    if host.gpus:
+        step("pins", lambda left: _pins(source, host, wish, missed, left - 1))
     return Measured(**facts, unmeasured=tuple(missed))
 
 
-def _pins(source: Live, host: Host, wish: Wish, missed: list[Unread]) -> dict[str, Any]:
+def _pins(
+    source: Live, host: Host, wish: Wish, missed: list[Unread], left: float
+) -> dict[str, Any]:
     cuda = Cuda(0)
     try:
         rates, lost = pin_rates(host, cuda)
         missed += lost
         facts: dict[str, Any] = {"pins": rates}
         if wish.pin_bytes is not None:
-            tried = pin_trial(source, host, cuda, wish.pin_bytes, CHUNK_BYTES, TRIAL_SECONDS)
+            tried = pin_trial(source, host, cuda, wish.pin_bytes, CHUNK_BYTES,
+                              min(TRIAL_SECONDS, left))  # fmt: skip
             facts |= {
                 "trial_asked_bytes": tried.asked_bytes,
                 "trial_registered_bytes": tried.registered_bytes,
@@ -113,9 +130,10 @@ def _disk(folder: Path | None) -> dict[str, Any]:
     return {"disk_read_bytes_per_second": round(read_rate(path))}
 
 
-def _all_reduce(wish: Wish) -> str:
+def _all_reduce(wish: Wish, left: float) -> str:
     with tempfile.TemporaryDirectory() as folder:
-        return all_reduce(wish.python, ALL_REDUCE_PORT + int(time.time()) % 1000, folder)
+        port = ALL_REDUCE_PORT + int(time.time()) % 1000
+        return all_reduce(wish.python, port, folder, min(ALL_REDUCE_SECONDS, left))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -124,8 +142,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--pin", type=int)
     parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--seconds", type=float, default=SECONDS)
     given = parser.parse_args(argv)
-    found = measure_here(Wish(given.model, given.pin, given.python))
+    found = measure_here(Wish(given.model, given.pin, given.python), given.seconds)
     sys.stdout.write(found.model_dump_json(indent=1) + "\n")
     return 0
 

@@ -32,6 +32,11 @@ class Nvml:
             arguments = [self._word(library, word) for word in words]
             if name == "nvmlDeviceGetFieldValues":
                 arguments = [arguments[0], arguments[1:]]
+            if name == "nvmlDeviceGetGpuFabricInfo":
+                # Answers into a struct of the caller's.
+                info = library.c_nvmlGpuFabricInfo_t()
+                function(*arguments, ctypes.byref(info))
+                return {"state": int(info.state)}
             return plain(function(*arguments))
         except AttributeError:
             raise Unreadable(f"nvidia-ml-py has no {name}", FUNCTION_NOT_FOUND) from None

@@ -244,6 +244,10 @@ CARDS = {
         {"nvml nvmlDeviceGetRemappedRows gpu0": [0, 1, 0, 1]},
         {"nvml nvmlDeviceGetRemappedRows gpu0": None},
     ),
+    "fabric-not-ready": Fault(
+        {"nvml nvmlDeviceGetGpuFabricInfo gpu0": {"state": 1}},
+        {"nvml nvmlDeviceGetGpuFabricInfo gpu0": None},
+    ),
     "persistence-off": Fault(
         {"nvml nvmlDeviceGetPersistenceMode gpu0": 0},
         {"nvml nvmlDeviceGetPersistenceMode gpu0": None},
@@ -366,13 +370,17 @@ NODES = {
             f"read {PCI}/{OTHER_CARD}/numa_node": "1",
             f"read {PCI}/{OTHER_CARD}/local_cpulist": "16-31",
             "nvml nvmlDeviceGetMemoryAffinity gpu1 1 0": [2],
+            "run nvidia-smi topo -m": [255, "ERROR"],
         },
         {f"read {PCI}/{OTHER_CARD}/numa_node": "-1"},
         (TWO,),
     ),
     "gpu-node-witnesses-disagree": Fault(
         {"nvml nvmlDeviceGetMemoryAffinity gpu0 1 0": [2]},
-        {"nvml nvmlDeviceGetMemoryAffinity gpu0 1 0": None},
+        {
+            "nvml nvmlDeviceGetMemoryAffinity gpu0 1 0": None,
+            "run nvidia-smi topo -m": [255, "ERROR"],
+        },
         (TWO,),
     ),
     "gpu-node-without-memory": Fault(
@@ -426,7 +434,11 @@ POOL_IN_USE = {f"read {POOL}/nr_hugepages": "40960", f"read {POOL}/free_hugepage
 KUBECTL = "run kubectl get nodes --request-timeout=1s -o jsonpath={.items[0].status.allocatable}"
 MEMORY = {
     "host-memory-short": Fault(
-        {"read /proc/meminfo": meminfo(MemFree=20, MemAvailable=30)},
+        {"read /proc/meminfo": meminfo(MemFree=30, MemAvailable=40)},
+        {"read /proc/meminfo": "MemFree: 900000000 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n"},
+    ),
+    "host-memory-cached": Fault(
+        {"read /proc/meminfo": meminfo(MemFree=20)},
         {"read /proc/meminfo": "MemAvailable: 900000000 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n"},
     ),
     "load-peak-short": Fault(

@@ -20,12 +20,3 @@ def recorded(name: str) -> Recorded:
 def machine(name: str) -> Host:
     """The facts of one recorded machine, by the name of its folder under tests/machines."""
     return inspect(recorded(name))
-
-
-if __name__ == "__main__":
-    from preflight.needs import Needs
-    from preflight.report import check
-
-    for each in NAMES:
-        text = check(machine(each), Needs(gpus=1)).text()
-        (FOLDER / each / "report.txt").write_text(text, encoding="utf-8")

@@ -13,7 +13,18 @@ import typer
 from typer.exceptions import TyperException
 
 from appliance import render
-from appliance.cli import demo, machine, planning, serving, weights
+from appliance.cli import (
+    bundles,
+    care,
+    container,
+    demo,
+    machine,
+    planning,
+    serving,
+    store,
+    transfers,
+    weights,
+)
 from appliance.errors import ApplianceError
 
 app = typer.Typer(
@@ -26,8 +37,13 @@ app = typer.Typer(
 )
 serving.register(app)
 demo.register(app)
+container.register(app)
+care.register(app)
 app.add_typer(machine.group, name="preflight")
 app.add_typer(planning.group, name="plan")
+transfers.register(weights.group)
+store.register(weights.group)
+weights.group.add_typer(bundles.group, name="bundle")
 app.add_typer(weights.group, name="weights")
 
 

@@ -13,6 +13,7 @@ from appliance.cli import options
 group = typer.Typer(
     help="Which expert lives where, and why.", no_args_is_help=True, rich_markup_mode=None
 )
+HERE = Path("plan.json")
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json.")]
 Machine = Annotated[
     Path | None,
@@ -23,7 +24,7 @@ Machine = Annotated[
 @group.command()
 def make(
     model: Annotated[Path, typer.Option(help="Folder of an EXL3 checkpoint.", metavar="DIR")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where to write.")] = Path("plan.json"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where to write.")] = HERE,
     host: Machine = None,
     tensor_parallel: options.TensorParallel = None,
     expert_parallel: options.ExpertParallel = False,
@@ -57,7 +58,7 @@ def make(
 
 
 @group.command()
-def show(plan: PlanPath, json: options.Json = False) -> None:
+def show(plan: PlanPath = HERE, json: options.Json = False) -> None:
     """A plan on one screen."""
     from appliance.plan.explain import show_lines
     from appliance.plan.model import load_plan
@@ -70,7 +71,7 @@ def show(plan: PlanPath, json: options.Json = False) -> None:
 
 
 @group.command()
-def ledger(plan: PlanPath) -> None:
+def ledger(plan: PlanPath = HERE) -> None:
     """Every byte of every rank, and whether all experts would have fitted."""
     from appliance.plan.explain import ledger_lines
     from appliance.plan.model import load_plan
@@ -79,7 +80,12 @@ def ledger(plan: PlanPath) -> None:
 
 
 @group.command()
-def explain(plan: PlanPath, layer: int, expert: int, heat: options.HeatFiles = None) -> None:
+def explain(
+    layer: int,
+    expert: int,
+    plan: Annotated[Path, typer.Option(help="The plan.", metavar="FILE")] = HERE,
+    heat: options.HeatFiles = None,
+) -> None:
     """Where one expert lives, and why."""
     from appliance.plan.explain import explain as explained
     from appliance.plan.model import load_plan

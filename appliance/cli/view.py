@@ -9,7 +9,9 @@ from appliance.render import duration, size
 
 if TYPE_CHECKING:
     from appliance.checkpoint.model import Checkpoint
+    from appliance.metrics import Serving
     from appliance.serve.local import Status
+    from appliance.serve.state import State
 
 Row = tuple[str, Any]
 
@@ -71,3 +73,21 @@ def checkpoint_rows(checkpoint: Checkpoint) -> list[Row]:
         roles[part.role] = roles.get(part.role, 0) + part.size_bytes
     rows += [(f"{role} bytes", size_bytes) for role, size_bytes in roles.items() if size_bytes]
     return [*rows, ("all bytes", checkpoint.size_bytes), ("digest", checkpoint.digest)]
+
+
+def serving_facts(state: State | None) -> Serving | None:
+    """A state for /metrics."""
+    from typing import get_args
+
+    from appliance.metrics import Serving
+    from appliance.serve.state import Phase
+
+    if state is None:
+        return None
+    return Serving(
+        phase=state.phase,
+        phases=get_args(Phase),
+        since=state.since,
+        expected_load_seconds=state.expected_load_seconds,
+        ready_after_seconds=state.ready_after_seconds,
+    )

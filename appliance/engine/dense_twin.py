@@ -21,13 +21,16 @@ def write_dense_twin(source: Path, out: Path) -> None:
     """
     from safetensors.torch import save_file
 
-    out.mkdir(parents=True)
+    if not (source / "config.json").is_file():
+        raise CheckpointError(f"{source} has no config.json", fix="the folder of a checkpoint")
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config.pop("quantization_config", None)
     config["torch_dtype"] = "float32"
+    out.mkdir(parents=True)
     (out / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        (out / name).write_bytes((source / name).read_bytes())
+        if (source / name).is_file():
+            (out / name).write_bytes((source / name).read_bytes())
     save_file(_dense(_tensors(source)), out / "model.safetensors", metadata={"format": "pt"})
 
 

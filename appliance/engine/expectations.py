@@ -2,7 +2,7 @@
 
 Every EXL3 linear is decoded to float32 with expert_kernels.reference, the result is loaded into
 transformers' own model class on the CPU, and its greedy tokens are kept in the checkpoint's folder
-as expectations.json, where the engine's proof finds them. Run in the engine's environment:
+as expectations.json, which appliance.serve.answers reads. Run in the engine's environment:
 
     python -m appliance.engine.expectations DIR
 
@@ -71,31 +71,6 @@ class Expectations:
     dtype: str
     made_with: dict[str, str]
     schema_version: int = SCHEMA_VERSION
-
-
-def read_expectations(folder: Path) -> Expectations | None:
-    """The expectations a checkpoint ships, None if it ships none."""
-    path = folder / FILE
-    if not path.exists():
-        return None
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        if stored.get("schema_version") != SCHEMA_VERSION:
-            raise CheckpointError(
-                f"{path} has schema version {stored.get('schema_version')}, "
-                f"this program reads {SCHEMA_VERSION}",
-                fix=f"python -m appliance.engine.expectations {folder}",
-            )
-        cases = tuple(
-            Case(case["source"], *(tuple(case[k]) for k in ("prompt", "tokens", "leads")))
-            for case in stored.pop("cases")
-        )
-        return Expectations(cases=cases, **stored)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{path} is not what it should be: {error!r}",
-            fix=f"python -m appliance.engine.expectations {folder}",
-        ) from error
 
 
 def write_expectations(folder: Path, tokens: int = TOKENS) -> Expectations:

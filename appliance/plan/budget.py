@@ -38,6 +38,8 @@ RESERVE_SHARE = 0.08
 PREFILL_BUFFER_EXPERTS = 8
 # One engine process: interpreter, torch, libraries, its part of the API server.
 HOST_PROCESS_BYTES = {"cuda": 4 * GIB, "cpu": 2 * GIB}
+# Pages of the shard being read stay cached until the reader drops them behind itself.
+LOAD_WINDOW_BYTES = 8 * GIB
 ADDRESS_BYTES_PER_EXPERT = 9 * 8
 COUNTER_BYTES = 8
 
@@ -104,11 +106,12 @@ def host_lines(demand: Demand, card: Card) -> tuple[LedgerLine, ...]:
     tables = sum(share_of(t.size_bytes, rank, ranks) for t in checkpoint.tables)
     process = demand.policy.host_reserve_bytes
     reserve = HOST_PROCESS_BYTES[card.device] if process is None else process
+    window = min(demand.largest_shard_bytes, LOAD_WINDOW_BYTES)
     lines = [
         _line("lookup tables", "host", tables, "header",
-              f"{len(checkpoint.tables)} tables, rows cut over {ranks} ranks"),
-        _line("load peak", "host", demand.largest_shard_bytes, "formula",
-              "page cache of the largest shard while it is read"),
+              f"{len(checkpoint.tables)} tables, rows cut over {ranks} ranks", pinned=True),
+        _line("load peak", "host", share_of(window, rank, ranks), "formula",
+              "page cache of the shard that is read, at most 8 GiB on the machine"),
         _line("engine process and reserve", "host", reserve, "setting"),
     ]  # fmt: skip
     return tuple(line for line in lines if line.size_bytes)
@@ -120,7 +123,7 @@ def expert_lines(resident: int, slots: int, on_host: int, padding: int) -> tuple
     return (
         _line(RESIDENT, "device", resident, "header", note),
         _line(SLOTS, "device", slots, "setting", "each has its copy on the host"),
-        _line(ON_HOST, "host", on_host, "header", note),
+        _line(ON_HOST, "host", on_host, "header", note, pinned=True),
     )
 
 
@@ -192,6 +195,13 @@ def activation_bytes(demand: Demand) -> int:
 
 
 def _line(
-    part: str, home: Literal["device", "host"], size: int, source: Source, note: str | None = None
+    part: str,
+    home: Literal["device", "host"],
+    size: int,
+    source: Source,
+    note: str | None = None,
+    pinned: bool = False,
 ) -> LedgerLine:
-    return LedgerLine(part=part, home=home, size_bytes=size, source=source, note=note)
+    return LedgerLine(
+        part=part, home=home, size_bytes=size, source=source, note=note, pinned=pinned
+    )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from appliance.errors import PlanError, UsageError
+from appliance.plan.hardware import C2C_BYTES_PER_SECOND, recognise
 from appliance.plan.request import Policy
 from preflight.host import Gpu, Host
 
@@ -24,7 +25,7 @@ class Card:
     capacity_bytes: int
     name: str
     gpu: Gpu | None = None
-    link: Literal["pcie", "memory"] = "pcie"
+    link: Literal["pcie", "c2c", "memory"] = "pcie"
     link_bytes_per_second: float | None = None
 
     @property
@@ -50,6 +51,9 @@ def link_bytes_per_second(host: Host, gpu: Gpu) -> float | None:
                 near = gpu.numa_node is None or rate.numa_node == gpu.numa_node
                 if rate.gpu == gpu.index and near and rate.zero_copy_bytes_per_second:
                     return rate.zero_copy_bytes_per_second
+    model = recognise(gpu.name)
+    if model is not None and model.link == "c2c":
+        return C2C_BYTES_PER_SECOND * ZERO_COPY_SHARE
     return pcie_bytes_per_second(gpu)
 
 
@@ -94,7 +98,9 @@ def _gpu_card(rank: int, gpu: Gpu, host: Host, policy: Policy) -> Card:
         )
     rates = policy.link_bytes_per_second
     rate = rates[rank] if rates and rank < len(rates) else link_bytes_per_second(host, gpu)
-    return Card(rank, "cuda", asked or capacity or 0, f"card {rank}", gpu, "pcie", rate)
+    model = recognise(gpu.name)
+    link = "pcie" if model is None else model.link
+    return Card(rank, "cuda", asked or capacity or 0, f"card {rank}", gpu, link, rate)
 
 
 def _cpu_cards(host: Host, policy: Policy) -> tuple[Card, ...]:

@@ -7,7 +7,8 @@ expected number of distinct cold experts (FACTS section 3).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 from appliance.plan.kernel_curve import KernelCurve
@@ -43,37 +44,59 @@ def touched(probability: float, rows: int) -> float:
     return 1.0 - (1.0 - probability) ** rows
 
 
+@lru_cache(maxsize=1024)
 def layer_costs(
-    reads: Sequence[float],
-    block_bytes: int,
-    rate: float,
-    curve: KernelCurve,
-    device_seconds: float | None = None,
+    reads: tuple[float, ...], block_bytes: int, rate: float, curve: KernelCurve
 ) -> tuple[float, ...]:
     """Expected seconds of one layer with the 0, 1, 2, ... hottest experts on the device.
 
-    `reads`: probability that a step reads each expert. With h of them on the host a layer takes
-    max(device work, start + h x block / rate). Experts are taken as independent, and h's
-    distribution is exact as far as device work can hide it. `device_seconds`: the device's work
-    where it is not that of these experts alone.
+    `reads`: probability that a step reads each expert. Kept, because layers about which nothing
+    is known are all alike.
     """
-    device = device_seconds
-    if device is None:
-        device = curve.device_seconds(sum(reads) * block_bytes)
+    device = curve.device_seconds(sum(reads) * block_bytes)
     each, start = block_bytes / rate, curve.host_start_seconds
-    # Up to this many host experts hide under the device's work.
-    hidden = max(0, math.floor((device - start) / each))
-    few = [1.0, *[0.0] * hidden]  # P(h = 0), P(h = 1), ... P(h = hidden)
+    cold = [
+        start + expected * each + _saved(few, device - start, each)
+        for expected, few in _cold_counts(sorted(reads), _hidden(device - start, each))
+    ]
+    return (*reversed(cold), device)
+
+
+@lru_cache(maxsize=4096)
+def cold_layer_seconds(
+    reads: tuple[float, ...], block_bytes: int, rate: float, curve: KernelCurve, device: float
+) -> float:
+    """Expected seconds of one layer whose experts on the host are read with these probabilities,
+    beside `device` seconds of work on the device."""
+    each, start = block_bytes / rate, curve.host_start_seconds
+    seconds = device
+    for expected, few in _cold_counts(reads, _hidden(device - start, each)):
+        seconds = start + expected * each + _saved(few, device - start, each)
+    return seconds
+
+
+def _cold_counts(reads: Iterable[float], hidden: int) -> Iterator[tuple[float, list[float]]]:
+    """Expert after expert leaves the device: the expected number h that a step reads from the
+    host, and the exact P(h = 0), ... P(h = hidden), experts taken as independent."""
+    few = [1.0, *[0.0] * hidden]
     expected = 0.0
-    costs = [device]
-    for read in sorted(reads):  # the coldest leaves the device first
+    for read in reads:
         expected += read
         for h in range(hidden, 0, -1):
             few[h] += read * (few[h - 1] - few[h])
         few[0] *= 1.0 - read
-        saved = sum(p * (device - start - h * each) for h, p in enumerate(few))
-        costs.append(start + expected * each + saved)
-    return tuple(reversed(costs))
+        yield expected, few
+
+
+def _hidden(slack: float, each: float) -> int:
+    """With h experts on the host a layer takes max(device work, start + h x block / rate): up to
+    this many hide under the device's work."""
+    return max(0, math.floor(slack / each))
+
+
+def _saved(few: Sequence[float], slack: float, each: float) -> float:
+    """What the straight line start + h x each lacks where device work takes longer."""
+    return sum(p * (slack - h * each) for h, p in enumerate(few))
 
 
 def gains(costs: Sequence[float]) -> tuple[float, ...]:

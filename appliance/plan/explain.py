@@ -33,10 +33,31 @@ def show_lines(plan: Plan) -> list[str]:
             f"    {_homes(rank)}",
             f"    {_all_resident(plan, rank)}",
         ]
+    lines += _trades(plan)
     lines += [_step_line(step) for step in plan.predictions]
     if plan.forecast is not None:
         lines += _forecast_lines(plan.forecast)
     return lines + [f"note: {note}" for note in plan.notes]
+
+
+def _trades(plan: Plan) -> list[str]:
+    """What one more expert a layer costs in context, and one more slot in host memory."""
+    rank = plan.ranks[0]
+    sizes, (resident, on_host) = _sizes(rank), _expert_counts(rank)
+    known = sizes.get(RESIDENT, 0) + sizes.get(ON_HOST, 0)
+    if not on_host or not known:
+        return []
+    # Mean block; draft experts stand in the lists and not in these lines.
+    each = known / (resident + on_host) * len(rank.layers)
+    lines = []
+    if plan.serving.kv_bytes_per_token:
+        tokens = round(each / plan.serving.kv_bytes_per_token)
+        lines.append(f"trade    one more expert a layer on the device: {each / GIB:.2f} GiB, "
+                     f"{tokens:,} tokens of KV cache")  # fmt: skip
+    copies = each * len(plan.ranks) / (len(plan.ranks) if plan.expert_parallel else 1)
+    lines.append(f"trade    one more slot a layer instead of a resident: {copies / GIB:.2f} GiB of "
+                 "host memory for its copy")  # fmt: skip
+    return lines
 
 
 def _step_line(step: StreamPrediction) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from appliance.plan.budget import GIB, ON_HOST, Demand
 from appliance.plan.cost import touched
 from appliance.plan.hardware import GpuModel, recognise
+from appliance.plan.kernel_curve import H200
 from appliance.plan.model import RankPlan
 from appliance.plan.outlook import ColdShares, Forecast, PrefillPrediction, Range
 from appliance.plan.placement import Homes, LayerDemand, choose_homes
@@ -25,10 +26,12 @@ START_SECONDS = (30.0, 60.0, 180.0)  # imports, graph capture, warm-up
 # What the settled policy leaves over the clairvoyant slots (docs/measurements/slot-policy.md).
 POLICY_OVER_CLAIRVOYANT = 1.1
 
-_BASIC = (
-    "device work: the kernel was measured on an H200; another card is taken as 0.6 to 1.8 of it",
+_UNCALIBRATED = (
+    "device work: the kernel was measured on an H200; another card is taken as 0.6 to 1.8 of it"
+)
+_INDEPENDENT = (
     "rows of a step are taken as independent; consecutive rows of one stream touch about a "
-    "quarter fewer experts",
+    "quarter fewer experts"
 )
 
 
@@ -44,7 +47,9 @@ def forecast(
     rates = [rank.link_bytes_per_second for rank in ranks if rank.link_bytes_per_second]
     known = len(models) == len(rates) == len(ranks)
     cold = _cold_shares(demand, ranks, layers, heat) if heat else None
-    said = list(_BASIC) if known else []
+    said = [_INDEPENDENT] if known else []
+    if known and demand.curve == H200:
+        said.insert(0, _UNCALIBRATED)
     if heat is None:
         said.append("every expert is taken as equally likely: real routing is skewed, and counts "
                     "make the plan and this forecast better")  # fmt: skip

@@ -35,11 +35,27 @@ def read_heat(files: Iterable[Path], experts: int | None = None) -> HeatFile:
     return HeatFile(merge([r.heat for r in read]), tuple(n for r in read for n in r.notes))
 
 
+def read_rows(file: Path) -> dict[int, list[tuple[int, ...]]]:
+    """The rows of a trace in their order, by layer, warm-up left out: to be replayed.
+
+    Raises UsageError for a file that is not a trace, and for one that is all warm-up.
+    """
+    if file.suffix not in (".csv", ".jsonl"):
+        raise UsageError(f"{file} holds counts, not rows: only a trace (.jsonl, .csv) has an order")
+    trace = _Trace()
+    for layer, ids, weights in _rows(file, _text(file)):
+        trace.add(layer, ids, weights)
+    trace.close()
+    if not trace.kept:
+        raise _all_warm_up(file, trace.rows)
+    return trace.kept
+
+
 @dataclass(slots=True)
 class _Trace:
-    """Counts of one trace; consecutive equal choices of a layer wait until they are told apart."""
+    """Rows of one trace; consecutive equal choices of a layer wait until they are told apart."""
 
-    picks: dict[int, dict[int, int]] = field(default_factory=dict)
+    kept: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
     runs: dict[int, tuple[tuple[int, ...], int]] = field(default_factory=dict)
     rows: int = 0
     dropped: int = 0
@@ -67,20 +83,31 @@ class _Trace:
         if length >= WARM_UP_RUN:
             self.dropped += length
             return
-        counts = self.picks.setdefault(layer, {})
-        for expert in ids:
-            counts[expert] = counts.get(expert, 0) + length
+        self.kept.setdefault(layer, []).extend([ids] * length)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the routing counts {file}: {error}") from error
+
+
+def _rows(file: Path, text: str) -> Iterator[tuple[int, tuple[int, ...], tuple[float, ...]]]:
+    return _csv_rows(file, text) if file.suffix == ".csv" else _jsonl_rows(file, text)
+
+
+def _all_warm_up(file: Path, rows: int) -> UsageError:
+    return UsageError(
+        f"{file}: all {rows:,} rows are warm-up (one choice repeated, or equal weights)",
+        fix="record real requests, or plan without counts",
+    )
 
 
 def _read(file: Path, experts: int | None) -> HeatFile:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the routing counts {file}: {error}") from error
-    if file.suffix == ".csv":
-        return _from_rows(file, _csv_rows(file, text), experts)
-    if file.suffix == ".jsonl":
-        return _from_rows(file, _jsonl_rows(file, text), experts)
+    text = _text(file)
+    if file.suffix in (".csv", ".jsonl"):
+        return _from_rows(file, _rows(file, text), experts)
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
@@ -124,14 +151,17 @@ def _from_rows(
     for layer, ids, weights in rows:
         trace.add(layer, ids, weights)
     trace.close()
-    if not trace.picks:
-        raise UsageError(
-            f"{file}: all {trace.rows:,} rows are warm-up (one choice repeated, or equal weights)",
-            fix="record real requests, or plan without counts",
-        )
-    width = experts or 1 + max(e for counts in trace.picks.values() for e in counts)
-    heat = Heat({layer: tuple(float(counts.get(e, 0)) for e in range(width))
-                 for layer, counts in trace.picks.items()})  # fmt: skip
+    if not trace.kept:
+        raise _all_warm_up(file, trace.rows)
+    width = experts or 1 + max(e for rows in trace.kept.values() for row in rows for e in row)
+    counts = {layer: [0.0] * width for layer in trace.kept}
+    for layer, kept in trace.kept.items():
+        for expert in (e for row in kept for e in row):
+            if not 0 <= expert < width:
+                raise UsageError(f"{file}: layer {layer} picks expert {expert}, and a layer has "
+                                 f"{width}")  # fmt: skip
+            counts[layer][expert] += 1
+    heat = Heat({layer: tuple(row) for layer, row in counts.items()})
     if not trace.dropped:
         return HeatFile(heat)
     note = f"{file.name}: {trace.dropped:,} of {trace.rows:,} rows are warm-up and were dropped"

@@ -13,9 +13,9 @@ from appliance.errors import UsageError
 from appliance.plan.cost import row_probabilities
 from appliance.plan.model import CacheRules
 from appliance.plan.placement import Homes, LayerDemand, choose_homes
-from appliance.plan.promise import best_cold, promised_cold_share
+from appliance.plan.promise import promised_cold_share
 from appliance.plan.routing import Heat
-from appliance.plan.simulate import Contender, Decayed, Fixed, Link, Lru, Window, replay
+from appliance.plan.simulate import NAMES, Link, Window, contenders, even_mix, replay
 from appliance.plan.traffic import Row, switch, topic_rows
 
 # Rows [start, stop): just after the topic came, and when the slots have settled.
@@ -24,7 +24,6 @@ BATCHES = (1, 2, 4, 6, 8)
 # Rows of one stream repeat themselves: keeping 3 of 8 picks makes six consecutive rows of these
 # topics touch 22 experts where six independent ones touch 30 (public traces: 20 to 29 by layer).
 CONSECUTIVE_STICKINESS = 0.375
-NAMES = ("static", "lru", "decayed", "clairvoyant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +57,15 @@ def serve(
     rows: Mapping[int, Iterator[Row]],
     batch: int,
     windows: Sequence[tuple[int, int]] = WINDOWS,
+    names: Sequence[str] = NAMES,
 ) -> tuple[Window, ...]:
     """Replay rows on a plan made from `planned`; the clairvoyant knows `topics`, in equal parts."""
     homes = split_homes(planned, split)
     static = split_homes(Heat(planned.counts), Split(split.top_k, split.held, 0))
-    experts = len(next(iter(planned.counts.values())))
     told = rules.model_copy(update={"promised_cold_share": promised_cold_share(planned, homes)})
-    contenders: dict[str, Contender] = {
-        "static": Fixed({layer: frozenset(h.host) for layer, h in static.items()}),
-        "lru": Lru(homes),
-        "decayed": Decayed(homes, experts, told),
-        "clairvoyant": Fixed(best_cold(Heat(_even_mix(topics)), homes)),
-    }
-    return replay(contenders, rows, batch, windows)
-
-
-def _even_mix(topics: Sequence[Heat]) -> dict[int, tuple[float, ...]]:
-    """The counts of streams that take turns: each topic weighs the same."""
-    out: dict[int, tuple[float, ...]] = {}
-    for layer in topics[0].counts:
-        rows = [row for topic in topics if (row := topic.of(layer)) is not None]
-        out[layer] = tuple(sum(v / sum(r) for v, r in zip(c, rows, strict=True))
-                           for c in zip(*rows, strict=True))  # fmt: skip
-    return out
+    left = {layer: frozenset(h.host) for layer, h in static.items()}
+    rivals = contenders(homes, left, Heat(even_mix(topics)), told)
+    return replay({name: rivals[name] for name in names}, rows, batch, windows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +85,7 @@ def trials(
     seed: str,
     stickiness: float = 0.0,
     labelled: bool = True,
+    names: Sequence[str] = NAMES,
 ) -> list[Trial]:
     """Serve each group of topics, interleaved, on a plan from which the group was left out.
 
@@ -112,7 +98,7 @@ def trials(
         rows = {la: topic_rows(topics, la, split.top_k, batch, seed, stickiness)
                 for la in heat.counts}  # fmt: skip
         known = planned if labelled else Heat(planned.counts)
-        out.append(Trial(group, serve(known, topics, split, rules, rows, batch)))
+        out.append(Trial(group, serve(known, topics, split, rules, rows, batch, names=names)))
     return out
 
 

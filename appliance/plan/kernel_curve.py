@@ -1,11 +1,11 @@
 """How long one layer's experts take, by bytes and by how many of them wait in host memory.
 
-Calibrated by docs-of-record measurements (FACTS section 3) and refreshed by `appliance calibrate`
-on the user's GPU: the curve is data, not code.
+The built-in curve was measured on an H200; `appliance calibrate` makes one on the user's GPU.
 """
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
@@ -28,6 +28,10 @@ class KernelCurve(BaseModel):
     device_points: tuple[tuple[int, float], ...]
     host_start_seconds: float
     zero_copy_share: float = 0.93
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     def device_seconds(self, size_bytes: float) -> float:
         """Seconds for experts on the device; straight lines between points and beyond the last."""

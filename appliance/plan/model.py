@@ -68,13 +68,17 @@ def expert_block_bytes(shape: ExpertShape, tensor_parallel: int) -> int:
 
 
 class LedgerLine(Strict):
-    """One line of a rank's byte ledger. `source`: header, formula, measured or setting."""
+    """One line of a rank's byte ledger. `source`: header, formula, measured or setting.
+
+    `pinned`: host memory that a GPU reads in place, locked as long as the engine runs.
+    """
 
     part: str
     home: Home
     size_bytes: Bytes
     source: Literal["header", "formula", "measured", "setting"]
     note: str | None = None
+    pinned: bool = False
 
 
 class LayerPlacement(Strict):
@@ -129,6 +133,7 @@ class MadeFrom(Strict):
     checkpoint: str
     heat: str | None = None
     policy: str
+    curve: str | None = None
 
 
 class Serving(Strict):
@@ -138,6 +143,7 @@ class Serving(Strict):
     context_tokens: Annotated[int, Field(ge=1)]
     prefill_chunk_tokens: Annotated[int, Field(ge=1)]
     kv_cache_bytes: Bytes
+    kv_bytes_per_token: Bytes | None = None
     kv_block_tokens: Annotated[int, Field(ge=1)] | None = None
 
 

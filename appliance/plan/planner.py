@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 
 from appliance.checkpoint.model import Checkpoint
 from appliance.checkpoint.support import require_exl3
@@ -15,6 +16,7 @@ from appliance.errors import UsageError
 from appliance.plan.budget import Demand
 from appliance.plan.cards import Card, choose_cards
 from appliance.plan.forecast import forecast
+from appliance.plan.kernel_curve import H200, KernelCurve
 from appliance.plan.kv import DEFAULT_CONTEXT_LIMIT, context_limit
 from appliance.plan.model import CacheRules, MadeFrom, ModelFacts, Plan, RankPlan, Serving
 from appliance.plan.placement import Homes
@@ -32,19 +34,31 @@ from preflight.host import Host
 
 __all__ = ["Policy", "plan"]
 
+# With no context asked for, the longest whose KV cache leaves most of the device to experts.
+LARGEST_KV_SHARE, SMALLEST_CONTEXT = 0.25, 4096
 # Facts that change while nothing about the machine does: two plans of one machine must be equal.
 _VOLATILE_NODE = {"memory_free_bytes", "huge_pages"}
 _VOLATILE_GPU = {"memory_free_bytes", "pcie_generation"}
 
 
-def plan(host: Host, checkpoint: Checkpoint, heat: Heat | None, policy: Policy) -> Plan:
-    """Where every expert lives on this machine, and what it costs."""
+def plan(
+    host: Host,
+    checkpoint: Checkpoint,
+    heat: Heat | None,
+    policy: Policy,
+    curve: KernelCurve = H200,
+) -> Plan:
+    """Where every expert lives on this machine, and what it costs.
+
+    `curve`: what `appliance calibrate` measured on this card, else what was measured on an H200.
+    """
     require_exl3(checkpoint)
     cards = choose_cards(host, policy)
     refuse_impossible_split(checkpoint, len(cards), policy.expert_parallel)
     if heat is not None:
         refuse_foreign_heat(heat, checkpoint)
     demand, notes = _settle(checkpoint, len(cards), heat, policy, cards[0])
+    demand = replace(demand, curve=curve)
     ranks = plan_ranks(demand, cards, heat)
     refuse_short_host(host, ranks)
     layers = step_layers(demand, ranks, heat)
@@ -55,6 +69,7 @@ def plan(host: Host, checkpoint: Checkpoint, heat: Heat | None, policy: Policy) 
             checkpoint=checkpoint.digest,
             heat=None if heat is None else heat.digest,
             policy=policy.digest,
+            curve=None if curve == H200 else curve.digest,
         ),
         model=_model_facts(checkpoint),
         tensor_parallel=len(cards),
@@ -64,6 +79,7 @@ def plan(host: Host, checkpoint: Checkpoint, heat: Heat | None, policy: Policy) 
             context_tokens=demand.context_tokens,
             prefill_chunk_tokens=policy.prefill_chunk_tokens,
             kv_cache_bytes=demand.kv_bytes,
+            kv_bytes_per_token=demand.kv.bytes_per_token,
             kv_block_tokens=_kv_block_tokens(checkpoint, ranks),
         ),
         cache=_cache_rules(ranks, heat) if policy.cache_slots else None,
@@ -86,14 +102,26 @@ def _settle(
     """Fill in what the request left open, and say so."""
     notes: list[str] = []
     limit = context_limit(checkpoint)
-    context = policy.context_tokens or min(limit or DEFAULT_CONTEXT_LIMIT, DEFAULT_CONTEXT_LIMIT)
-    if limit is not None and context > limit:
+    asked = policy.context_tokens
+    if limit is not None and asked is not None and asked > limit:
         raise UsageError(
-            f"a context of {context:,} tokens is asked for and the model was made for {limit:,}",
+            f"a context of {asked:,} tokens is asked for and the model was made for {limit:,}",
             fix=f"ask for at most {limit}",
         )
+    context = asked or min(limit or DEFAULT_CONTEXT_LIMIT, DEFAULT_CONTEXT_LIMIT)
     demand = Demand(checkpoint, ranks, policy.expert_parallel, context,
                     policy.kept_conversations, policy, card.device)  # fmt: skip
+    while (
+        asked is None
+        and demand.context_tokens > SMALLEST_CONTEXT
+        and (demand.kv_bytes > card.capacity_bytes * LARGEST_KV_SHARE)
+    ):
+        demand = replace(demand, context_tokens=demand.context_tokens // 2)
+    if demand.context_tokens < context:
+        notes.append(
+            f"a context of {demand.context_tokens:,} tokens was chosen: {context:,} would take "
+            f"more than {LARGEST_KV_SHARE:.0%} of the device for the KV cache"
+        )
     known = (
         sum(heat.of(layer.index) is not None for layer in checkpoint.target_layers) if heat else 0
     )

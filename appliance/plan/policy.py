@@ -50,13 +50,15 @@ class LayerSlots:
         if not self.slots or not self.cold:
             return None
         picks = self.picks
-        hot = max(self.cold, key=lambda e: (picks[e], -e))
-        weak = min(self.slots, key=lambda e: (picks[e], -e))
-        gain = picks[hot] - picks[weak]
-        chance = rules.deviations * math.sqrt((picks[hot] + picks[weak]) * weight)
-        if picks[hot] <= rules.hysteresis * picks[weak] or gain <= chance:
+        most = max(map(picks.__getitem__, self.cold))
+        least = min(map(picks.__getitem__, self.slots))
+        chance = rules.deviations * math.sqrt((most + least) * weight)
+        if most <= rules.hysteresis * least or most - least <= chance:
             return None
-        return gain, Promotion(self.layer, hot, weak)
+        # Of equals the lower number comes in and the higher goes.
+        hot = min(e for e in self.cold if picks[e] == most)
+        weak = max(e for e in self.slots if picks[e] == least)
+        return most - least, Promotion(self.layer, hot, weak)
 
 
 @dataclass(slots=True)

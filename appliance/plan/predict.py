@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from appliance.plan.budget import Demand
-from appliance.plan.cost import layer_costs, row_probabilities, touched
+from appliance.plan.cost import cold_layer_seconds, row_probabilities, touched
 from appliance.plan.hardware import GpuModel, recognise
+from appliance.plan.kernel_curve import H200
 from appliance.plan.model import RankPlan
 from appliance.plan.outlook import Range, StreamPrediction
 from appliance.plan.routing import Heat
@@ -17,8 +18,8 @@ STREAMS = (1, 2, 4, 6, 8)
 DENSE_RATE = (0.5, 0.7, 0.9)
 # Seconds a layer spends on launches, small kernels and, over ranks, two all-reduces:
 LAYER_SECONDS = (30e-6, 60e-6, 120e-6)
-# Device work on experts against the card the curve was measured on; the kernel is bound by its
-# decoding, not by memory, and was measured on one card only:
+# Device work on experts where the curve is not from this card: the kernel is bound by its
+# decoding, not by memory, and was measured on an H200 only:
 OTHER_CARD = (0.6, 1.0, 1.8)
 # A link carries other things too (FACTS section 3: 0.925 to 0.93 of the copy engine):
 LINK_RATE = (0.9, 1.0, 1.05)
@@ -138,15 +139,16 @@ def _layer_seconds(
 ) -> tuple[float, float]:
     """Seconds of one layer's experts on its slowest rank: all on the device, and as planned."""
     seen: dict[tuple[float, tuple[int, ...]], tuple[float, float]] = {}
+    other = OTHER_CARD[edge] if demand.curve == H200 else 1.0
     for number, rate in enumerate(rates):
         cold = layer.cold[number]
         if (rate, cold) in seen and not demand.expert_parallel:
             continue
-        waiting = [read[e] for e in cold]
+        waiting = tuple(read[e] for e in cold)
         work = sum(waiting) + sum(read[e] for e in layer.held[number])
-        device = demand.curve.device_seconds(work * layer.block_bytes) * OTHER_CARD[edge]
+        device = demand.curve.device_seconds(work * layer.block_bytes) * other
         block, link = layer.block_bytes, rate * LINK_RATE[2 - edge]
-        planned = layer_costs(waiting, block, link, demand.curve, device)[0]
+        planned = cold_layer_seconds(waiting, block, link, demand.curve, device)
         seen[rate, cold] = (device, planned)
     return max(d for d, _ in seen.values()), max(p for _, p in seen.values())
 

@@ -25,7 +25,8 @@ class Policy:
     streams                requests that decode at once
     conversations          contexts the KV cache holds, at least `streams`; None: twice as many,
                            so that for each that decodes one waits, kept, for its next turn
-    context_tokens         longest conversation; None: the model's own limit, at most 262,144
+    context_tokens         longest conversation; None: the model's own limit, at most 262,144, and
+                           halved until the KV cache takes a quarter of the device
     host_share             share of the experts to put on the host: 0 all resident, 1 none.
                            None: as many resident as fit (half of them on a machine without a GPU)
     cache_slots            spare device slots a layer for experts that become hot

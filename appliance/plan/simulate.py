@@ -14,6 +14,8 @@ from typing import Protocol
 from appliance.plan.model import CacheRules
 from appliance.plan.placement import Homes
 from appliance.plan.policy import Cache, LayerSlots
+from appliance.plan.promise import best_cold
+from appliance.plan.routing import Heat
 from appliance.plan.traffic import Row
 
 
@@ -114,6 +116,35 @@ class Decayed:
 
     def step(self, rows: int) -> int:
         return len(self._cache.step(rows))
+
+
+NAMES = ("static", "lru", "decayed", "clairvoyant")
+
+
+def contenders(
+    homes: Mapping[int, Homes],
+    static_cold: Mapping[int, AbstractSet[int]],
+    traffic: Heat,
+    rules: CacheRules,
+) -> dict[str, Contender]:
+    """Every rule on one plan; `traffic` is what the clairvoyant knows is coming."""
+    experts = max(len(row) for row in traffic.counts.values())
+    return {
+        "static": Fixed(static_cold),
+        "lru": Lru(homes),
+        "decayed": Decayed(homes, experts, rules),
+        "clairvoyant": Fixed(best_cold(traffic, homes)),
+    }
+
+
+def even_mix(topics: Sequence[Heat]) -> dict[int, tuple[float, ...]]:
+    """The counts of streams that take turns: each topic weighs the same."""
+    out: dict[int, tuple[float, ...]] = {}
+    for layer in topics[0].counts:
+        rows = [row for topic in topics if (row := topic.of(layer)) is not None]
+        out[layer] = tuple(sum(v / sum(r) for v, r in zip(c, rows, strict=True))
+                           for c in zip(*rows, strict=True))  # fmt: skip
+    return out
 
 
 def replay(

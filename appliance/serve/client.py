@@ -35,6 +35,9 @@ class Client:
     def get(self, path: str) -> Any:
         return self._json("GET", path, None, self.timeout_seconds)
 
+    def text(self, path: str) -> str:
+        return self._text("GET", path, None, self.timeout_seconds)
+
     def post(self, path: str, body: object = None, *, timeout_seconds: float | None = None) -> Any:
         return self._json("POST", path, body, timeout_seconds or self.timeout_seconds)
 
@@ -111,3 +114,29 @@ def _reason(body: bytes) -> str:
     except (json.JSONDecodeError, KeyError, TypeError):
         return (text.splitlines() or ["no reason given"])[0][:300]
     return str(message)
+
+
+@dataclass(frozen=True)
+class Health:
+    """What the agent says of an appliance."""
+
+    ready: bool
+    body: dict[str, Any]
+
+
+def ask_agent(host: str, port: int) -> Health:
+    """GET /readyz of the agent. Raises ServeError where nobody answers."""
+    address = ANY_ADDRESS.get(host, host)
+    connection = http.client.HTTPConnection(address, port, timeout=4.0)
+    try:
+        connection.request("GET", "/readyz")
+        answer = connection.getresponse()
+        body = json.loads(answer.read(65536))
+    except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
+        raise ServeError(
+            f"nothing answers on the health port {address}:{port}: {error or 'closed'}",
+            fix="start one with `appliance up`, or set APPLIANCE_AGENT_PORT",
+        ) from error
+    finally:
+        connection.close()
+    return Health(answer.status == 200, body)

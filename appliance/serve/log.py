@@ -23,6 +23,8 @@ _CONSEQUENCES = (
     "EngineDeadError",
     "cancelled",
 )
+# Python's resource tracker, when what it tracked went with the process that died.
+_NOISE = ("KeyError: '/psm_", "KeyError: '/mp-", "KeyError: '/loky-")
 _TAIL_BYTES = 256 << 10
 
 
@@ -39,14 +41,22 @@ def tail(path: Path, lines: int) -> list[str]:
 
 
 def cause(path: Path) -> str | None:
-    """The last exception that is no mere consequence, as `Name: text`; None where none is seen."""
+    """The last exception that is no mere consequence, as `Name: text`.
+
+    Else the last consequence; None where no exception is seen.
+    """
+    consequence = None
     for line in reversed(tail(path, 5000)):
         plain = _PREFIX.sub("", line, count=1)
         match = _EXCEPTION.match(plain)
-        if match and not any(words in plain for words in _CONSEQUENCES):
-            text = match["text"]
-            return match["name"] if text is None else f"{match['name']}: {text}"[:600]
-    return None
+        if match is None or plain.startswith(_NOISE):
+            continue
+        text = match["text"]
+        found = match["name"] if text is None else f"{match['name']}: {text}"[:600]
+        if not any(words in plain for words in _CONSEQUENCES):
+            return found
+        consequence = consequence or found
+    return consequence
 
 
 def exit_words(code: int) -> str:

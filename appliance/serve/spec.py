@@ -27,6 +27,11 @@ SLOWEST_START_SECONDS = 900.0  # a hang only: a death is seen at once
 CLEAR_LEAD = {"cpu": 0.0, "cuda": 0.25}
 
 
+# vLLM's CPU op rotary_embedding is wrong for the [tokens, heads, dim] slices of latent attention
+# (DeepSeek): it rotates the first `tokens` rows and leaves the others. Its plain form is right.
+CPU_COMPILATION = {"custom_ops": ["all", "-rotary_embedding"]}
+
+
 @dataclass(frozen=True)
 class Wishes:
     """What the operator decides about serving and the plan does not say."""
@@ -130,7 +135,8 @@ def _batched_tokens(plan: Plan) -> int:
 def _device_arguments(plan: Plan) -> tuple[str, ...]:
     if plan.ranks[0].device == "cpu":
         # The reference ops are float32 and not compiled.
-        return ("--dtype", "float32", "--enforce-eager")
+        how = json.dumps(CPU_COMPILATION)
+        return ("--dtype", "float32", "--enforce-eager", "--compilation-config", how)
     return ()
 
 

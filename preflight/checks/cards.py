@@ -1,4 +1,4 @@
-"""Each card by itself: alive, capable, free, healthy and unthrottled."""
+"""Each card by itself: alive, capable, whole and free."""
 
 from __future__ import annotations
 
@@ -20,10 +20,6 @@ from preflight.needs import Needs
 
 OLDEST_CAPABILITY = (8, 0)
 HELD_BYTES = 2 << 30
-HOT_CELSIUS = 85
-LOWERED_POWER = 0.9
-HARDWARE = ("hardware slowdown", "hardware thermal slowdown", "hardware power brake",
-            "software thermal slowdown")  # fmt: skip
 
 
 def answers(host: Host, needs: Needs) -> Result:
@@ -32,14 +28,6 @@ def answers(host: Host, needs: Needs) -> Result:
             yield Saw(f"{called(gpu)} does not answer: {gpu.fault}")
         elif gpu.name is None and gpu.uuid is None:
             yield Unseen(f"name and UUID of {called(gpu)}")
-
-
-def needs_no_recovery(host: Host, needs: Needs) -> Result:
-    for gpu in live(host, needs):
-        if gpu.recovery_action is None:
-            yield Unseen(f"whether {called(gpu)} asks for recovery")
-        elif gpu.recovery_action != "none":
-            yield Saw(f"the driver asks to {gpu.recovery_action} for {called(gpu)}")
 
 
 def capable(host: Host, needs: Needs) -> Result:
@@ -113,82 +101,6 @@ def memory_held_by_nobody(host: Host, needs: Needs) -> Result:
             yield Saw(f"{gib(used)} of {called(gpu)} are in use and no process is there to hold it")
 
 
-def no_ecc_errors(host: Host, needs: Needs) -> Result:
-    for gpu in live(host, needs):
-        if gpu.ecc_enabled is None or (gpu.ecc_enabled and gpu.ecc_uncorrected_errors is None):
-            yield Unseen(f"ECC errors of {called(gpu)}")
-        elif gpu.ecc_uncorrected_errors:
-            yield Saw(f"{called(gpu)} has {gpu.ecc_uncorrected_errors} uncorrected memory errors "
-                      "since the driver was loaded")  # fmt: skip
-
-
-def ecc_settled(host: Host, needs: Needs) -> Result:
-    for gpu in live(host, needs):
-        if gpu.ecc_enabled is None or gpu.ecc_enabled_pending is None:
-            yield Unseen(f"ECC mode of {called(gpu)}")
-        elif gpu.ecc_enabled != gpu.ecc_enabled_pending:
-            word = "on" if gpu.ecc_enabled_pending else "off"
-            yield Saw(f"ECC of {called(gpu)} turns {word} at its next reset: memory size changes")
-
-
-def pages_settled(host: Host, needs: Needs) -> Result:
-    for gpu in live(host, needs):
-        if gpu.retired_pages_pending is None:
-            yield Unseen(f"retired pages of {called(gpu)}")
-        elif gpu.retired_pages_pending:
-            yield Saw(f"{called(gpu)} has memory pages to retire at its next reset")
-
-
-def rows_settled(host: Host, needs: Needs) -> Result:
-    for gpu in live(host, needs):
-        if gpu.remapped_rows_pending is None:
-            yield Unseen(f"remapped rows of {called(gpu)}")
-        elif gpu.remapped_rows_pending:
-            yield Saw(f"{called(gpu)} has memory rows to remap at its next reset")
-
-
-def rows_remapped(host: Host, needs: Needs) -> Result:
-    for gpu in live(host, needs):
-        if gpu.remapped_rows_failed is None:
-            yield Unseen(f"remapped rows of {called(gpu)}")
-        elif gpu.remapped_rows_failed:
-            yield Saw(f"{called(gpu)} could not remap a broken memory row")
-
-
-def persistent(host: Host, needs: Needs) -> Result:
-    for gpu in live(host, needs):
-        if gpu.persistence is None:
-            yield Unseen(f"persistence mode of {called(gpu)}")
-        elif not gpu.persistence:
-            yield Saw(f"persistence mode of {called(gpu)} is off: the driver unloads when idle")
-
-
-def full_power(host: Host, needs: Needs) -> Result:
-    for gpu in live(host, needs):
-        now, full = gpu.power_limit_milliwatts, gpu.power_limit_default_milliwatts
-        if now is None or full is None:
-            yield Unseen(f"power limit of {called(gpu)}")
-        elif now < LOWERED_POWER * full:
-            yield Saw(f"{called(gpu)} is limited to {now // 1000} W of {full // 1000} W",
-                      f"sudo nvidia-smi -i {gpu.index} -pl {full // 1000}")  # fmt: skip
-
-
-def unthrottled(host: Host, needs: Needs) -> Result:
-    for gpu in live(host, needs):
-        if gpu.throttle_reasons is None:
-            yield Unseen(f"throttle reasons of {called(gpu)}")
-        elif held := [reason for reason in gpu.throttle_reasons if reason in HARDWARE]:
-            yield Saw(f"{called(gpu)} slows its clocks now: {', '.join(held)}")
-
-
-def cool(host: Host, needs: Needs) -> Result:
-    for gpu in live(host, needs):
-        if gpu.temperature_celsius is None:
-            yield Unseen(f"temperature of {called(gpu)}")
-        elif gpu.temperature_celsius >= HOT_CELSIUS:
-            yield Saw(f"{called(gpu)} is at {gpu.temperature_celsius} C before any load")
-
-
 def whole_memory_mapped(host: Host, needs: Needs) -> Result:
     for gpu in live(host, needs):
         if gpu.memory_unified:
@@ -201,14 +113,11 @@ def whole_memory_mapped(host: Host, needs: Needs) -> Result:
 
 
 AREA = "gpu"
-RESET = "stop what uses it, then: sudo nvidia-smi --gpu-reset -i N (if refused: reboot)"
 NVML = "NVML API reference"
 CHECKS = (
     Check("gpu-fault", AREA, FAIL, answers, "the card answers", f"{NVML}, errors 15, 16 and 999",
           "power the machine off and on; if it comes back: reseat or replace the card",
           must_see=True),
-    Check("gpu-recovery-needed", AREA, FAIL, needs_no_recovery, "recovery action none",
-          f"{NVML}, GPU recovery action", RESET),
     Check("compute-capability-too-old", AREA, FAIL, capable, "8.0 (Ampere) or newer",
           "exllamav3 README, requirements", "use a newer card", must_see=True),
     Check("mig-enabled", AREA, FAIL, not_sliced, "MIG is off", "NVIDIA MIG user guide",
@@ -226,24 +135,6 @@ CHECKS = (
     Check("gpu-memory-held-by-nobody", AREA, FAIL, memory_held_by_nobody,
           "at most 2 GiB in use without a process", "a dead context keeps its memory",
           "look for it in other containers (sudo fuser -v /dev/nvidia*); if nothing: reboot"),
-    Check("ecc-errors", AREA, FAIL, no_ecc_errors, "0", f"{NVML}, volatile uncorrected errors",
-          RESET),
-    Check("ecc-change-pending", AREA, WARN, ecc_settled, "current and pending mode agree",
-          f"{NVML}, nvmlDeviceGetEccMode", RESET),
-    Check("retired-pages-pending", AREA, WARN, pages_settled, "none pending",
-          "NVIDIA dynamic page retirement guide", RESET),
-    Check("remapped-rows-pending", AREA, WARN, rows_settled, "none pending",
-          "NVIDIA GPU memory error management guide", RESET),
-    Check("remapped-rows-failed", AREA, FAIL, rows_remapped, "no failure",
-          "NVIDIA GPU memory error management guide", "replace the card: it meets the RMA rule"),
-    Check("persistence-off", AREA, WARN, persistent, "on", "NVIDIA driver persistence guide",
-          "sudo nvidia-smi -pm 1"),
-    Check("power-limit-lowered", AREA, WARN, full_power, "at least 90 % of the default limit",
-          f"{NVML}, power limits", "sudo nvidia-smi -pl DEFAULT"),
-    Check("clocks-throttled", AREA, WARN, unthrottled, "no thermal or hardware slowdown",
-          f"{NVML}, clocks event reasons", "check the fans, the air flow and the power cables"),
-    Check("gpu-hot", AREA, WARN, cool, "below 85 C before any load",
-          "cards slow down from about 87 C", "check the fans and the air flow"),
     Check("bar1-small", AREA, WARN, whole_memory_mapped, "BAR1 maps the card's memory",
           "PCI Express resizable BAR", "switch on Above 4G Decoding and Resizable BAR in the "
           "firmware (for data-centre cards: large BAR)"),

@@ -96,7 +96,8 @@ def enough_cards(host: Host, needs: Needs) -> Result:
         return
     named = set(needs.gpu_uuids)
     here = {gpu.uuid for gpu in host.gpus}
-    if len(host.gpus) < needs.gpus and len(host.pci_gpus or ()) <= len(host.gpus):
+    lost = _hidden(host) and not _in_container(host)  # gpus-missing-from-driver says it
+    if len(host.gpus) < needs.gpus and not lost:
         yield Saw(f"{len(host.gpus)} GPUs, and {needs.gpus} are needed")
     elif named - here:
         yield Saw(f"the plan names {', '.join(sorted(named - here))}, which is not in this machine")
@@ -108,13 +109,25 @@ def driver_sees_every_card(host: Host, needs: Needs) -> Result:
     if host.pci_gpus is None:
         yield Unseen("the NVIDIA cards on the PCI bus")
         return
-    seen = {gpu.pci_address for gpu in host.gpus}
-    hidden = [address for address in host.pci_gpus if address not in seen]
-    if hidden and None not in seen:
+    hidden = _hidden(host)
+    if hidden and _in_container(host):
+        yield Unseen(f"whether {', '.join(hidden)} is kept from this container or from the driver")
+    elif hidden:
         yield Saw(
             f"{len(host.pci_gpus)} cards on the PCI bus, {len(host.gpus)} in the driver: "
             f"{', '.join(hidden)} is missing"
         )
+
+
+def _hidden(host: Host) -> list[str]:
+    """Cards of the bus that the driver does not count; none where an address is not known."""
+    seen = {gpu.pci_address for gpu in host.gpus or ()}
+    return [] if None in seen else [each for each in host.pci_gpus or () if each not in seen]
+
+
+def _in_container(host: Host) -> bool:
+    """Whether cards may be withheld on purpose: sysfs shows a container all of them."""
+    return host.software.container not in (None, "none")
 
 
 def device_nodes(host: Host, needs: Needs) -> Result:

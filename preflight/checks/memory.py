@@ -13,17 +13,23 @@ IDLE_POOL_BYTES = 1 << 30
 STRICT = 2
 
 
+def memory_enough(host: Host, needs: Needs) -> Result:
+    available = host.memory_available_bytes
+    if available is None:
+        yield Unseen("available memory")
+    elif available + _reserved(host, needs) < needs.pinned_bytes:
+        yield Saw(f"{gib(needs.pinned_bytes)} are to be pinned and {gib(available)} are available")
+
+
 def free_enough(host: Host, needs: Needs) -> Result:
     free, available = host.memory_free_bytes, host.memory_available_bytes
-    if free is None:
+    if free is None or available is None:
         yield Unseen("free memory")
-    elif free + _reserved(host, needs) < needs.pinned_bytes:
-        text = f"{gib(needs.pinned_bytes)} are to be pinned and {gib(free)} are truly free"
-        if available is not None and available >= needs.pinned_bytes:
-            yield Saw(f"{text} ({gib(available)} with page cache given up)",
-                      "sync; echo 3 | sudo tee /proc/sys/vm/drop_caches")  # fmt: skip
-        else:
-            yield Saw(text)
+        return
+    reserved = _reserved(host, needs)
+    if free + reserved < needs.pinned_bytes <= available + reserved:
+        yield Saw(f"{gib(needs.pinned_bytes)} are to be pinned and {gib(free)} are truly free; "
+                  f"page cache holds the rest of the {gib(available)} available")  # fmt: skip
 
 
 def _reserved(host: Host, needs: Needs) -> int:
@@ -46,9 +52,10 @@ def load_fits(host: Host, needs: Needs) -> Result:
 
 def group_allows(host: Host, needs: Needs) -> Result:
     most, used = host.limits.cgroup_memory_max_bytes, host.limits.cgroup_memory_used_bytes
+    used = max(0, (used or 0) - (host.limits.cgroup_memory_cache_bytes or 0))
     if most is None:
         yield Unseen("the control group's memory limit")
-    elif most != UNLIMITED and most - (used or 0) < needs.load_peak_bytes:
+    elif most != UNLIMITED and most - used < needs.load_peak_bytes:
         taken = f", {gib(used)} of them taken" if used else ""
         yield Saw(f"the control group allows {gib(most)}{taken}; all ranks together need "
                   f"{gib(needs.load_peak_bytes)}")  # fmt: skip
@@ -162,9 +169,12 @@ def no_idle_pools(host: Host, needs: Needs) -> Result:
 AREA = "memory"
 KERNEL = "Linux kernel documentation"
 CHECKS = (
-    Check("host-memory-short", AREA, FAIL, free_enough, "truly free memory >= bytes to pin",
-          "pinning never waits for page cache: a 125 GiB machine hung on 81 GiB",
-          "plan with fewer experts on the host, or add memory", must_see=True),
+    Check("host-memory-short", AREA, FAIL, memory_enough, "available memory >= bytes to pin",
+          "/proc/meminfo, MemAvailable", "plan with fewer experts on the host, or add memory",
+          must_see=True),
+    Check("host-memory-cached", AREA, WARN, free_enough, "truly free memory >= bytes to pin",
+          "pins that wait for page cache: a 125 GiB machine hung on 81 GiB",
+          "sync; echo 3 | sudo tee /proc/sys/vm/drop_caches"),
     Check("load-peak-short", AREA, FAIL, load_fits, "available memory >= the peak while loading",
           "the plan: pinned bytes + 8 GiB a rank", "plan with fewer experts on the host"),
     Check("cgroup-memory-short", AREA, FAIL, group_allows,

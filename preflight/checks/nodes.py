@@ -1,4 +1,4 @@
-"""Memory nodes: where the cards sit, whether their node has memory, whether we may bind to it."""
+"""Memory nodes: are they told right, where do the cards sit, is there memory beside them?"""
 
 from __future__ import annotations
 
@@ -65,11 +65,13 @@ def node_witnesses_agree(host: Host, needs: Needs) -> Result:
     for gpu in live(host, needs):
         if len(host.numa_nodes) < 2 or gpu.numa_node is None:
             continue
-        if gpu.numa_node_nvml is None:
-            yield Unseen(f"NVML's word on the node of {called(gpu)}")
-        elif gpu.numa_node != gpu.numa_node_nvml:
-            yield Saw(f"{called(gpu)} is on node {gpu.numa_node} for sysfs and on node "
-                      f"{gpu.numa_node_nvml} for NVML")  # fmt: skip
+        told = {"NVML": gpu.numa_node_nvml, "nvidia-smi topo -m": gpu.numa_node_topo}
+        if set(told.values()) == {None}:
+            yield Unseen(f"what NVML and topo -m say of the node of {called(gpu)}")
+        for witness, node in told.items():
+            if node not in (None, gpu.numa_node):
+                yield Saw(f"{called(gpu)} is on node {gpu.numa_node} for sysfs and on node "
+                          f"{node} for {witness}")  # fmt: skip
 
 
 def card_nodes_have_memory(host: Host, needs: Needs) -> Result:
@@ -147,60 +149,7 @@ def _spill(host: Host, index: int) -> str:
             "or SNC off in firmware")  # fmt: skip
 
 
-def our_cpus_are_near(host: Host, needs: Needs) -> Result:
-    ours = ids(host.limits.cpus_allowed)
-    for gpu in live(host, needs):
-        near = ids(gpu.cpus)
-        if ours is None or near is None:
-            if ours is None or gpu.numa_node is not None:
-                yield Unseen(f"our CPUs and those near {called(gpu)}")
-        elif near and not ours & near:
-            yield Saw(f"this process may use CPUs {host.limits.cpus_allowed}, none of them near "
-                      f"{called(gpu)} ({gpu.cpus})",
-                      f"--cpuset-cpus={gpu.cpus}, or leave the cpuset out")  # fmt: skip
-
-
-def our_nodes_hold_the_cards(host: Host, needs: Needs) -> Result:
-    ours = ids(host.limits.memory_nodes_allowed)
-    nodes = {g.numa_node for g in live(host, needs) if g.numa_node is not None}
-    if nodes and ours is None:
-        yield Unseen("the memory nodes this process may use")
-    for node in sorted(nodes - (ours or nodes)):
-        yield Saw(f"this process may take memory of node {host.limits.memory_nodes_allowed} only, "
-                  f"and a card is on node {node}")  # fmt: skip
-
-
-def policy_is_allowed(host: Host, needs: Needs) -> Result:
-    answer = host.limits.memory_policy
-    if len(with_cpus(host)) < 2 and answer == "allowed":
-        return
-    if answer is None or answer.startswith("unknown"):
-        yield Unseen("whether mbind is allowed")
-    elif answer != "allowed":
-        yield Saw(f"the kernel refuses mbind ({answer}): pinning to a node would be silently lost")
-
-
-def no_balancing(host: Host, needs: Needs) -> Result:
-    if len(with_cpus(host)) < 2:
-        return
-    if host.memory.numa_balancing is None:
-        yield Unseen("kernel.numa_balancing")
-    elif host.memory.numa_balancing:
-        yield Saw(
-            "automatic NUMA balancing is on: it unmaps pages to watch them, and stalls readers"
-        )
-
-
-def no_zone_reclaim(host: Host, needs: Needs) -> Result:
-    if host.memory.zone_reclaim is None:
-        yield Unseen("vm.zone_reclaim_mode")
-    elif host.memory.zone_reclaim:
-        yield Saw(f"vm.zone_reclaim_mode is {host.memory.zone_reclaim}: filling a node reclaims "
-                  "page cache first, which stalls the load")  # fmt: skip
-
-
 AREA = "nodes"
-KERNEL = "Linux kernel documentation"
 CHECKS = (
     Check("numa-map-wrong", AREA, WARN, map_is_sound, "each CPU in exactly one node", "sysfs",
           "update the firmware; until then the nodes are taken as unknown", must_see=True),
@@ -210,7 +159,7 @@ CHECKS = (
           "public measurements of this model on two cards: 1.17x to 1.51x",
           "move a card to a slot of the other's socket, or choose cards of one node with --gpus"),
     Check("gpu-node-witnesses-disagree", AREA, WARN, node_witnesses_agree,
-          "sysfs and NVML name the same node", "sysfs is used", "update firmware and driver"),
+          "sysfs, NVML and topo -m name one node", "sysfs is used", "update firmware and driver"),
     Check("gpu-node-without-memory", AREA, FAIL, card_nodes_have_memory,
           "memory on each card's node", "sysfs", "put memory modules on that node, or set NPS1"),
     Check("node-without-memory", AREA, WARN, every_cpu_node_has_memory,
@@ -221,16 +170,4 @@ CHECKS = (
           "large machines have several nodes", "let the hypervisor pass its nodes on (vNUMA)"),
     Check("node-memory-short", AREA, FAIL, node_memory_enough,
           "free memory of the node >= bytes pinned there", "the plan", "plan again", must_see=True),
-    Check("cpuset-excludes-gpu-cpus", AREA, WARN, our_cpus_are_near,
-          "some CPU near each card", "/proc/self/status", "leave the cpuset out"),
-    Check("cpuset-excludes-gpu-node", AREA, FAIL, our_nodes_hold_the_cards,
-          "the cards' nodes are allowed", "/proc/self/status",
-          "--cpuset-mems= with the cards' nodes"),
-    Check("memory-policy-refused", AREA, WARN, policy_is_allowed, "a trial mbind succeeds",
-          "Docker's default seccomp profile refuses it without SYS_NICE",
-          "docker run --cap-add SYS_NICE, or cap_add: [SYS_NICE] in compose"),
-    Check("numa-balancing-on", AREA, WARN, no_balancing, "0", f"{KERNEL}, numa_balancing",
-          "sudo sysctl kernel.numa_balancing=0"),
-    Check("zone-reclaim-on", AREA, WARN, no_zone_reclaim, "0", f"{KERNEL}, zone_reclaim_mode",
-          "sudo sysctl vm.zone_reclaim_mode=0"),
 )  # fmt: skip

@@ -29,7 +29,7 @@ class Cuda:
         self.context = self._call("cuDevicePrimaryCtxRetain", self.device)
         self.current()
         self.stream = self._call("cuStreamCreate", 1)
-        self._module: Any = None
+        self._kernel: Any = None
 
     def current(self) -> None:
         """Make this GPU's context the calling thread's."""
@@ -66,15 +66,15 @@ class Cuda:
 
     def queue_read(self, address: int, size_bytes: int, sink: Any) -> int:
         """Queue one in-place read of pinned host memory; returns the bytes it reads."""
-        if self._module is None:
-            self._module = self._call("cuModuleLoadData", PTX)
-        function = self._call("cuModuleGetFunction", self._module, NAME)
+        if self._kernel is None:
+            module = self._call("cuModuleLoadData", PTX)
+            self._kernel = self._call("cuModuleGetFunction", module, NAME)
         mapped = self._call("cuMemHostGetDevicePointer", address, 0)
         pieces = whole_reads(size_bytes)
         values = (int(mapped), pieces, int(sink))
         kinds = (ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_void_p)
         self._call(
-            "cuLaunchKernel", function, BLOCKS, 1, 1, THREADS, 1, 1, 0, self.stream,
+            "cuLaunchKernel", self._kernel, BLOCKS, 1, 1, THREADS, 1, 1, 0, self.stream,
             (values, kinds), 0,
         )  # fmt: skip
         return pieces * 16

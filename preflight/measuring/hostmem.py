@@ -7,11 +7,13 @@ import mmap
 import os
 import platform
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
 MPOL_BIND = 2
 MBIND = {"x86_64": 237, "aarch64": 235}
 MAP_HUGETLB, HUGE_SHIFT = 0x40000, 26
+MADV_POPULATE_WRITE = 23
 SMALL, HUGE = 4096, 2 << 20
 LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -44,10 +46,22 @@ class Area:
             bind(self.address, size_bytes, node)
 
     def touch(self) -> float:
-        """Write one byte of each 4 KiB page; returns the seconds it took."""
+        """Have every page made, by a few threads; returns the seconds it took.
+
+        The kernel populates the range itself (Linux 5.14); an older one is made to by writing.
+        """
+        threads = min(8, os.cpu_count() or 1)
+        part = -(-self.size_bytes // threads // HUGE) * HUGE
+        starts = range(0, self.size_bytes, max(part, HUGE))
         before = time.perf_counter()
-        ctypes.memset(self.address, 0, self.size_bytes)
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda at: self._populate(at, min(part, self.size_bytes - at)), starts))
         return time.perf_counter() - before
+
+    def _populate(self, offset: int, size_bytes: int) -> None:
+        at = ctypes.c_void_p(self.address + offset)
+        if LIBC.madvise(at, ctypes.c_size_t(size_bytes), MADV_POPULATE_WRITE) != 0:
+            ctypes.memset(self.address + offset, 0, size_bytes)
 
     def close(self) -> None:
         del self._view

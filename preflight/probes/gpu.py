@@ -7,7 +7,7 @@ from typing import Any
 from preflight.answers import Unreadable
 from preflight.host import Gpu, GpuProcess, Link
 from preflight.looking import Looking, as_list
-from preflight.nvml import GPU_IS_LOST, NOT_SUPPORTED, RESET_REQUIRED
+from preflight.nvml import FUNCTION_NOT_FOUND, GPU_IS_LOST, NOT_SUPPORTED, RESET_REQUIRED
 from preflight.probes import pci
 
 MEMORY_V2 = 0x02000028
@@ -19,6 +19,7 @@ UNCORRECTED, SINCE_BOOT = 1, 0
 FIELD_RECOVERY_ACTION = 230
 RECOVERY_ACTIONS = ("none", "reset the GPU", "reboot the node", "drain P2P", "drain and reset",
                     "recover the IMEX domain", "reset the bus", "reboot the system")  # fmt: skip
+FABRIC = ("none", "not started", "in progress", "completed")
 P2P_READ = 0
 P2P = ("ok", "chipset not supported", "GPU not supported", "topology not supported",
        "disabled by a registry key", "not supported", "unknown")  # fmt: skip
@@ -65,6 +66,8 @@ class _Card:
                 self.fault = error.reason
             if error.code == NOT_SUPPORTED:
                 self.unsupported.add(call)
+            if error.code == FUNCTION_NOT_FOUND:
+                self.look.no_such_call = True
             return None
 
     def flag(self, call: str, at: int | None = None) -> bool | None:
@@ -113,7 +116,10 @@ def _memory(card: _Card) -> dict[str, Any]:
 def _health(card: _Card) -> dict[str, Any]:
     fields = card.ask("nvmlDeviceGetFieldValues", FIELD_RECOVERY_ACTION)
     action = fields[0]["value"] if fields and fields[0].get("nvmlReturn") == 0 else None
+    fabric = card.ask("nvmlDeviceGetGpuFabricInfo")
+    state = FABRIC[fabric["state"]] if fabric and fabric["state"] in range(len(FABRIC)) else None
     return {
+        "fabric": "none" if "nvmlDeviceGetGpuFabricInfo" in card.unsupported else state,
         "ecc_enabled": card.flag("nvmlDeviceGetEccMode", 0),
         "ecc_enabled_pending": card.flag("nvmlDeviceGetEccMode", 1),
         "ecc_uncorrected_errors": card.ask("nvmlDeviceGetTotalEccErrors", UNCORRECTED, SINCE_BOOT),

@@ -121,7 +121,9 @@ def _cgroup_v2(look: Looking) -> dict[str, object] | None:
     maxima: list[int] = []
     quotas: list[float] = []
     huge: dict[int, list[int]] = {}
-    for path in _upwards(groups[""]):
+    own = groups[""].rstrip("/")
+    seen = look.names(CGROUP) is not None
+    for path in _upwards(own):
         folder = CGROUP + path
         value = _limit(look.text(f"{folder}/memory.max"))
         if value is not None:
@@ -135,9 +137,10 @@ def _cgroup_v2(look: Looking) -> dict[str, object] | None:
                 huge.setdefault(size, []).append(value)
     return {
         "cgroup_version": 2,
-        # The root group has no memory.max: reaching it without one means nothing limits us.
-        "cgroup_memory_max_bytes": _tightest([*maxima, UNLIMITED]),
-        "cgroup_memory_used_bytes": look.number(f"{CGROUP}{groups['']}/memory.current"),
+        # The root group has no memory.max: seeing it without one means nothing limits us.
+        "cgroup_memory_max_bytes": _tightest([*maxima, *([UNLIMITED] if seen else [])]),
+        "cgroup_memory_used_bytes": look.number(f"{CGROUP}{own}/memory.current"),
+        "cgroup_memory_cache_bytes": _cache(look, f"{CGROUP}{own}", "file"),
         "cpu_quota": min(quotas, default=None),
         "cgroup_huge_pages_max_bytes": {s: _tightest(v) for s, v in huge.items()} or None,
     }
@@ -146,6 +149,15 @@ def _cgroup_v2(look: Looking) -> dict[str, object] | None:
 def _quota(words: list[str]) -> list[float]:
     quota, period = (whole(words[0]), whole(words[1])) if len(words) == 2 else (None, None)
     return [quota / period] if quota is not None and quota > 0 and period else []
+
+
+def _cache(look: Looking, folder: str, name: str) -> int | None:
+    """Page cache of a group, less what is shared memory: that does not give way."""
+    words = (look.text(f"{folder}/memory.stat") or "").split()
+    told = dict(zip(words[::2], words[1::2], strict=False))
+    shared = whole(told.get("shmem" if name == "file" else "total_shmem")) or 0
+    cached = whole(told.get(name))
+    return None if cached is None else max(0, cached - shared)
 
 
 def _cgroup_v1(look: Looking) -> dict[str, object]:
@@ -175,6 +187,9 @@ def _cgroup_v1(look: Looking) -> dict[str, object]:
         "cgroup_memory_max_bytes": _tightest(maxima),
         "cgroup_memory_used_bytes": look.number(
             f"{CGROUP}/memory{groups['memory'].rstrip('/')}/memory.usage_in_bytes"
+        ),
+        "cgroup_memory_cache_bytes": _cache(
+            look, f"{CGROUP}/memory{groups['memory'].rstrip('/')}", "total_cache"
         ),
         "cpu_quota": min(quotas, default=None),
         "cgroup_huge_pages_max_bytes": huge or None,

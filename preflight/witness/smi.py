@@ -1,4 +1,4 @@
-"""nvidia-smi in its four forms: the table, -q text, -q -x XML and CSV. Nothing here ever raises.
+"""nvidia-smi as text: the table, -q, -L and CSV. Nothing here ever raises.
 
 A card nobody can number keeps its place in the text; a value in a layout unknown here is None.
 """
@@ -6,19 +6,17 @@ A card nobody can number keeps its place in the text; a value in a layout unknow
 from __future__ import annotations
 
 import re
-import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from preflight.host import Gpu, GpuProcess
 from preflight.probes.pci import sysfs_address
 from preflight.witness import fields
-from preflight.witness.words import fault, size, switch, value
+from preflight.witness.words import fault, known, size, switch, value
 
 CSV_NAMES = {str(row[fields.CSV]) for row in fields.FIELDS.values()} - {""}
 UNITED = re.compile(r"^(.*?)\s*\[[^\]]*\]$")
 CARD_LINE = re.compile(
-    r"^\|\s*(\d+)\s+(\S.*?)\s+(On|Off|N/A)\s*\|\s*([0-9A-Fa-f]+:[0-9A-Fa-f]+:[0-9A-Fa-f]+\.\d)\s"
+    r"^\|\s*(\d+)\s+(\S.*?)\s+(On|Off|N/A|WDDM|TCC|MCDM)\s*\|\s*([0-9A-Fa-f]+:[0-9A-Fa-f]+:[0-9A-Fa-f]+\.\d)\s"
 )
 USAGE = re.compile(r"(\d+)MiB\s*/\s*(\d+)MiB")
 SLICE = re.compile(r"^\|\s*(\d+)\s+\d+\s+\d+\s+\d+\s*\|\s*(\d+)MiB\s*/\s*(\d+)MiB")
@@ -26,44 +24,6 @@ PROCESS = re.compile(
     r"^\|\s*(\d+)\s+(?:N/A|\d+)?\s*(?:N/A|\d+)?\s+(\d+)\s+[CGM+]+\s.*?(\d+MiB|N/A)\s*\|"
 )
 CARD_OF_LIST = re.compile(r"^GPU (\d+): (.+?) \(UUID: (GPU-[0-9a-fA-F-]+)\)")
-
-
-def parse_xml(text: str) -> tuple[Gpu, ...]:
-    """Cards of `nvidia-smi -q -x`; of a text cut short, the elements that were closed."""
-    start = max(text.find("<nvidia_smi_log"), 0) or max(text.find("<gpu"), 0)
-    parser: Any = ET.XMLPullParser(["start", "end"])
-    found: list[ET.Element] = []
-    path: list[ET.Element] = []
-    try:
-        parser.feed(text[start:])
-        for event, element in parser.read_events():
-            if event == "end":
-                path.pop()
-                continue
-            if element.tag == "gpu" and len(path) <= 1:
-                found.append(element)
-            path.append(element)
-    except ET.ParseError:
-        pass  # what was read before the damage is kept, less the element it is in
-    if len(path) > 1:
-        path[-2].remove(path[-1])
-    return tuple(_xml_card(index, card) for index, card in enumerate(found))
-
-
-def _xml_card(index: int, card: ET.Element) -> Gpu:
-    paths = {str(row[fields.XML]) for row in fields.FIELDS.values()} - {""}
-    told: dict[str, str | None] = {path: card.findtext(path) for path in paths}
-    told["pci/pci_bus_id"] = told["pci/pci_bus_id"] or card.get("id")
-    # A broken card says so in any tag.
-    told |= {f"?{n}": e.text for n, e in enumerate(card.iter()) if fault(e.text)}
-    found = fields.gpu(index, told, fields.XML)
-    sizes = [size(e.findtext("fb_memory_usage/total")) for e in card.iter("mig_device")]
-    capability = fields.capability(
-        card.findtext("product_architecture"), card.findtext("pci/pci_device_id")
-    )
-    return found.model_copy(
-        update={"mig_slices_bytes": _known(sizes), "compute_capability": capability}
-    )
 
 
 def parse_q(text: str) -> tuple[Gpu, ...]:
@@ -93,7 +53,7 @@ def parse_q(text: str) -> tuple[Gpu, ...]:
     for n, (facts, slices) in enumerate(cards):
         device = facts.get("PCI/Device Id")
         extra = {
-            "mig_slices_bytes": _known(slices),
+            "mig_slices_bytes": known(slices),
             "compute_capability": fields.capability(facts.get("Product Architecture"), device),
         }
         found.append(fields.gpu(n, facts, fields.TEXT).model_copy(update=extra))
@@ -106,14 +66,19 @@ def parse_csv(text: str) -> tuple[Gpu, ...]:
     Without a header only what names itself is read: a UUID, and words that mean a fault.
     """
     header: list[str] | None = None
+    units: list[str] = []
     found: list[Gpu] = []
     for line in text.replace("\r", "").splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         names = [_bare(cell) for cell in cells]
         if len(CSV_NAMES & set(names)) >= 2 or (names[0] == "index" and len(names) > 1):
-            header = names
+            header, units = names, [_unit(cell) for cell in cells]
         elif header and len(cells) == len(header):
-            told: dict[str, str | None] = dict(zip(header, cells, strict=True))
+            whole = [
+                f"{c} {u}".strip() if c.isdecimal() else c
+                for c, u in zip(cells, units, strict=True)
+            ]
+            told: dict[str, str | None] = dict(zip(header, whole, strict=True))
             index = told.get("index") or ""
             number = int(index) if index.isdecimal() else len(found)
             found.append(fields.gpu(number, told, fields.CSV))
@@ -123,6 +88,11 @@ def parse_csv(text: str) -> tuple[Gpu, ...]:
             if uuid or broken:
                 found.append(Gpu(index=int(cells[0]), uuid=uuid, fault=broken))
     return tuple(found)
+
+
+def _unit(name: str) -> str:
+    """`memory.total [MiB]` -> `MiB`: with nounits only the header says it."""
+    return name[name.rfind("[") + 1 : -1] if name.endswith("]") else ""
 
 
 def _bare(name: str) -> str:
@@ -141,7 +111,7 @@ def parse_table(text: str) -> tuple[Gpu, ...]:
     found = []
     for block in _blocks(lines):
         card = _table_card(block)
-        extra = {"mig_slices_bytes": _known(slices.get(card.index, []))}
+        extra = {"mig_slices_bytes": known(slices.get(card.index, []))}
         found.append(card.model_copy(update=extra | {"processes": held(card.index)}))
     return tuple(found) or _fragment(lines, held(0))
 
@@ -218,7 +188,3 @@ def parse_list(text: str) -> tuple[Gpu, ...]:
         elif found and line.strip().startswith("MIG ") and "UUID: MIG-" in line:
             found[-1] = found[-1].model_copy(update={"mig_enabled": True})
     return tuple(found)
-
-
-def _known(sizes: list[int | None]) -> tuple[int, ...] | None:
-    return tuple(s for s in sizes if s is not None) or None

@@ -12,7 +12,8 @@ from typing import Any
 from preflight.host import Gpu, Host, Limits, Link, Software
 from preflight.probes.kernel_log import memory_kills, xids
 from preflight.witness.numactl import parse_lscpu, parse_numactl
-from preflight.witness.smi import parse_csv, parse_list, parse_q, parse_table, parse_xml
+from preflight.witness.smi import parse_csv, parse_list, parse_q, parse_table
+from preflight.witness.smi_xml import parse_xml
 from preflight.witness.topo import Topo, parse_topo
 
 DRIVER = re.compile(r"(?:Driver Version|KMD Version|driver_version>)\s*:?\s*(\d+\.\d+(?:\.\d+)?)")
@@ -82,7 +83,8 @@ def _links(topo: Topo) -> tuple[Link, ...]:
         for b in range(a + 1, count):
             cell = topo.cell(a, b)
             nvlinks = int(cell[2:]) if cell and cell.startswith("NV") else None
-            path = None if nvlinks is not None else cell
+            # Drivers before 375 call SYS "SOC".
+            path = None if nvlinks is not None else "SYS" if cell == "SOC" else cell
             found.append(Link(a=a, b=b, path=path, path_in_topo=cell, nvlinks=nvlinks))
     return tuple(found)
 

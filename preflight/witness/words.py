@@ -57,3 +57,8 @@ def switch(text: str | None) -> bool | None:
     if word in ("enabled", "on", "yes", "active"):
         return True
     return False if word in ("disabled", "off", "no") else None
+
+
+def known(sizes: list[int | None]) -> tuple[int, ...] | None:
+    """The sizes that are known; None where none is."""
+    return tuple(s for s in sizes if s is not None) or None

@@ -26,10 +26,13 @@ def main() -> None:
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
+    from appliance.serve.spec import CPU_COMPILATION
+
     work = json.loads(Path(prompts_file).read_text())
     ours = "additional_config" in options
     if ours:
         options["worker_extension_cls"] = "appliance.engine.worker.WorkerExtension"
+    options["compilation_config"] = CPU_COMPILATION
     llm = LLM(model, enforce_eager=True, dtype="float32", max_model_len=512, **options)
     result: dict[str, object] = {"vllm": vllm.__version__}
     if ours:

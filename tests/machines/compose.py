@@ -56,6 +56,7 @@ def nvml_of_card(index, v, gpu):
         "total": total, "used": used, "free": total - used, "reserved": 0}  # fmt: skip
     found[f"nvmlDeviceGetTotalEccErrors {at} 1 0"] = 0
     found[f"nvmlDeviceGetFieldValues {at} 230"] = [{"nvmlReturn": 0, "value": 0}]
+    found[f"nvmlDeviceGetGpuFabricInfo {at}"] = {"state": 0}
     found[f"nvmlDeviceGetClockInfo {at} 1"] = 420
     found[f"nvmlDeviceGetMaxClockInfo {at} 1"] = gpu["clock"]
     found[f"nvmlDeviceGetTemperature {at} 0"] = 34
@@ -105,6 +106,7 @@ def machine_files(arch_flags, nodes, kernel):
         "/proc/self/status": f"Name:\tpython\nCapEff:\t000001ffffffffff\nSeccomp:\t0\n"
         f"Cpus_allowed_list:\t0-{cpus}\nMems_allowed_list:\t{ids}\n",
         "/proc/self/cgroup": "0::/\n",
+        "/sys/fs/cgroup/cgroup.controllers": "cpuset cpu io memory hugetlb pids\n",
         "/proc/self/mounts": "/dev/nvme0n1p2 / ext4 rw,relatime 0 0\n"
         "tmpfs /dev/shm tmpfs rw,nosuid,nodev 0 0\n",
         "/proc/self/net/tcp": "  sl  local_address rem_address   st\n"

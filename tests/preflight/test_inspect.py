@@ -1,11 +1,16 @@
 """Facts of the recorded machines."""
 
+from pathlib import Path
+
 import pytest
+from broken_machines import FAULTS, TWO, host_with, refused
 from machines import NAMES, machine
 
-from preflight.host import Host
+from preflight.host import Host, Measured
 from preflight.inspect import inspect
-from preflight.source import Live
+from preflight.needs import Needs
+from preflight.report import check
+from preflight.source import Live, Recorded, Recording
 
 GIB = 1 << 30
 
@@ -61,3 +66,80 @@ def test_a_machine_without_a_card_has_none_rather_than_unknown() -> None:
 def test_facts_survive_json(name: str) -> None:
     host = machine(name)
     assert Host.model_validate_json(host.model_dump_json()) == host
+
+
+XML = """<?xml version="1.0" ?>
+<nvidia_smi_log>
+  <gpu id="00000000:81:00.0"><gpu_recovery_action>Reset</gpu_recovery_action></gpu>
+  <gpu id="00000000:01:00.0"><gpu_recovery_action>None</gpu_recovery_action>
+    <product_name>another name</product_name></gpu>
+</nvidia_smi_log>
+"""
+ACTION = "nvml nvmlDeviceGetFieldValues gpu{} 230"
+
+
+def test_nvidia_smi_tells_what_nvml_has_no_call_for_by_address_not_by_order() -> None:
+    missing = {ACTION.format(n): refused(13, "Function Not Found") for n in (0, 1)}
+    host = host_with(TWO, {**missing, "run nvidia-smi -q -x": [0, XML]})
+    one, two = host.gpus or ()
+    assert (one.recovery_action, two.recovery_action) == ("none", "Reset")
+    assert one.name == "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"
+
+
+def test_nvidia_smi_is_not_asked_twice_for_what_a_card_does_not_support() -> None:
+    missing = {ACTION.format(0): refused(3, "Not Supported")}
+    host = host_with(TWO, {**missing, "run nvidia-smi -q -x": [0, XML]})
+    assert (host.gpus or ())[0].recovery_action is None
+
+
+def test_topo_m_is_a_witness_of_the_node() -> None:
+    other = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNODE\t0-15\t1\n"
+    other += "GPU1\tNODE\t X \t0-15\t0\n"
+    host = host_with(TWO, {"run nvidia-smi topo -m": [0, other]})
+    found = [f for f in check(host).warnings if f.check == "gpu-node-witnesses-disagree"]
+    assert (
+        "GPU 0 (0000:01:00.0) is on node 0 for sysfs and on node 1 for nvidia-smi" in found[0].saw
+    )
+
+
+def test_a_card_kept_from_a_container_is_not_called_lost() -> None:
+    edits = dict(FAULTS["gpus-missing-from-driver"].edits)
+    edits["read /.dockerenv"] = ""
+    report = check(host_with(TWO, edits))
+    assert "gpus-missing-from-driver" in {f.check for f in report.unknowns}
+    assert report.failures == ()
+    few = check(host_with(TWO, edits), Needs(gpus=3))
+    assert [f.check for f in few.failures] == ["gpus-too-few"]
+
+
+def test_page_cache_of_a_control_group_gives_way() -> None:
+    edits = {
+        "read /sys/fs/cgroup/memory.max": str(32 * GIB),
+        "read /sys/fs/cgroup/memory.current": str(30 * GIB),
+        "read /sys/fs/cgroup/memory.stat": f"anon 1\nfile {29 * GIB}\nshmem {2 * GIB}\n",
+    }
+    host = host_with(TWO, edits)
+    assert host.limits.cgroup_memory_cache_bytes == 27 * GIB
+    assert "cgroup-memory-short" not in {f.check for f in check(host).failures}
+    tight = check(host, Needs(load_peak_bytes=31 * GIB))
+    assert "cgroup-memory-short" in {f.check for f in tight.failures}
+
+
+def test_measurements_stay_with_a_recording(tmp_path: Path) -> None:
+    recording = Recording(Live(), tmp_path)
+    inspect(recording)
+    recording.measured = Measured(disk_read_bytes_per_second=5e9).model_dump()
+    recording.save()
+    measured = inspect(Recorded(tmp_path)).measured
+    assert measured and measured.disk_read_bytes_per_second == 5e9
+
+
+def test_a_folder_of_ours_is_never_looked_for_below_the_hosts_root(tmp_path: Path) -> None:
+    live = Live(tmp_path / "host")
+    assert live.space(str(tmp_path)).total_bytes > 0
+
+
+def test_a_control_group_nobody_can_see_is_not_called_unlimited() -> None:
+    host = host_with(TWO, {"names /sys/fs/cgroup": None})
+    assert host.limits.cgroup_memory_max_bytes is None
+    assert "cgroup-memory-short" in {f.check for f in check(host).warnings}

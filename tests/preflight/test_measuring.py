@@ -145,6 +145,11 @@ def test_without_a_gpu_the_reason_is_told_and_the_rest_is_measured(tmp_path: Pat
     assert "holds no file" in told["disk"]
 
 
+def test_a_step_that_no_time_is_left_for_says_so(tmp_path: Path) -> None:
+    found = measure_here(Wish(model=tmp_path), seconds=0)
+    assert "no time left of 0 s" in {unread.reason for unread in found.unmeasured}
+
+
 def test_nodes_without_memory_are_not_measured_against() -> None:
     from preflight.nearest import host_memory_nodes
 

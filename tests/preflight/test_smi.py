@@ -107,6 +107,26 @@ def test_a_real_output_leads_to_the_right_findings(shared: Path, name: str) -> N
     assert not must_not & said, report.text()
 
 
+def test_without_units_the_header_says_them() -> None:
+    text = "index, memory.total [MiB], power.limit [W]\n1, 97887, 600.00\n"
+    (card,) = understand(text).gpus or ()
+    assert (card.index, card.memory_total_bytes) == (1, 97887 * MIB)
+
+
+def test_a_number_without_any_unit_is_not_a_size() -> None:
+    (card,) = understand("index, memory.total\n0, 97887\n").gpus or ()
+    assert card.memory_total_bytes is None
+
+
+def test_a_windows_card_has_a_driver_model_in_place_of_persistence() -> None:
+    text = (
+        "|   0  NVIDIA GeForce RTX 2080     WDDM  | 00000000:0A:00.0  On |                  N/A |\n"
+        "| 27%   30C    P8    19W / 215W |   862MiB /  8192MiB |     12%      Default |\n"
+    )
+    (card,) = understand(text).gpus or ()
+    assert (card.persistence, card.memory_total_bytes) == (None, 8192 * MIB)
+
+
 def test_a_lost_container_is_told_to_restart(shared: Path) -> None:
     report = check(understand(text_of(shared, "S031")), Needs())
     (finding,) = [f for f in report.failures if f.check == "nvml-starts"]

@@ -1,4 +1,9 @@
-"""DeepSeek-V3: config.json and tensors, named as vLLM's and transformers' DeepseekV3ForCausalLM."""
+"""DeepSeek-V3: config.json and tensors, named as vLLM's and transformers' DeepseekV3ForCausalLM.
+
+vLLM 0.32.0's CPU op for rotary embedding takes [tokens, heads, 64] for [tokens, 64] and rotates the
+wrong rows, so in eager mode this family answers wrongly there, and differently in every batch:
+serve it with compilation_config {"custom_ops": ["all", "-rotary_embedding"]}.
+"""
 
 from __future__ import annotations
 

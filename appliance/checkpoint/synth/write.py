@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 
 from appliance.checkpoint.synth.parts import Part
-from appliance.errors import UsageError
+from appliance.errors import ApplianceError, UsageError
 
 Progress = Callable[[str, int, int], None]
 Sized = tuple[Part, int]  # with its bytes
@@ -28,19 +28,23 @@ def new_folder(out: Path) -> Iterator[Path]:
     """A folder beside `out` that becomes `out` when the block ends well, and vanishes otherwise.
 
     A killed run leaves at most a hidden `.NAME.*.partial`, never a half-made `out`.
-    Raises UsageError if `out` exists and is not an empty folder.
+    Raises UsageError if `out` exists and is not an empty folder, ApplianceError if it cannot be
+    written.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} exists and is not empty", fix="another folder, or remove it")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
     try:
-        aside.chmod(0o755)
-        yield aside
-        aside.rename(out)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
+        out.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
+        try:
+            aside.chmod(0o755)
+            yield aside
+            aside.rename(out)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise ApplianceError(f"cannot write {out}: {error}") from error
 
 
 def write_text(path: Path, text: str) -> None:

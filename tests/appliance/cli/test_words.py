@@ -13,7 +13,7 @@ from appliance.plan.model import load_plan
 
 
 def test_wrong_usage_is_two_and_says_where_help_is(appliance):
-    for words in (["plna"], ["up", "--bogus"], ["plan", "show"], ["up", "--port", "x"]):
+    for words in (["plna"], ["up", "--bogus"], ["plan", "diff"], ["up", "--port", "x"]):
         said = appliance(*words)
         assert said.code == 2 and said.out == ""
         assert said.err.startswith("error: ") and "--help" in said.err
@@ -115,7 +115,7 @@ def test_a_plan_made_twice_is_the_same_file(appliance, model, tmp_path):
     first, second = (load_plan(path) for path in paths)
     # The host's free memory moves from one look to the next; the homes do not.
     assert first.ranks[0].layers == second.ranks[0].layers
-    explained = appliance("plan", "explain", paths[0], 1, 7).out
+    explained = appliance("plan", "explain", 1, 7, "--plan", paths[0]).out
     assert "Layer 1 expert 7 is on the host of rank 0" in explained
 
 

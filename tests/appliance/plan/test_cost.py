@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from appliance.errors import UsageError
-from appliance.plan.cost import gains, layer_costs, row_probabilities, touched
+from appliance.plan.cost import cold_layer_seconds, gains, layer_costs, row_probabilities, touched
 from appliance.plan.heat_files import read_heat
 from appliance.plan.kernel_curve import H200, curve_from_measurements
 from appliance.plan.placement import LayerDemand, choose_homes, fill
@@ -28,7 +28,7 @@ def rows_of(shared: Path) -> list[dict[str, object]]:
 
 
 def demand(number: int, reads: list[float], block: int, rate: float = 50e9) -> LayerDemand:
-    costs = layer_costs(reads, block, rate, H200)
+    costs = layer_costs(tuple(reads), block, rate, H200)
     steady = tuple(reads)
     return LayerDemand(number, tuple(range(len(reads))), block, steady, steady, gains(costs))
 
@@ -73,7 +73,7 @@ def test_measurements_that_make_no_curve_are_refused() -> None:
 @given(reads=probabilities, slow=st.booleans())
 def test_expected_cost_is_the_average_over_every_outcome(reads: list[float], slow: bool) -> None:
     rate = 50e9 if slow else 900e9
-    costs = layer_costs(reads, EXPERT_BYTES, rate, H200)
+    costs = layer_costs(tuple(reads), EXPERT_BYTES, rate, H200)
     device = H200.device_seconds(sum(reads) * EXPERT_BYTES)
     coldest = sorted(reads)
     for cold_count in {0, len(reads) // 2, len(reads)}:
@@ -83,12 +83,14 @@ def test_expected_cost_is_the_average_over_every_outcome(reads: list[float], slo
             chance = numpy.prod([p if hit else 1 - p for p, hit in zip(cold, picks, strict=True)])
             exact += chance * H200.layer_seconds(device, sum(picks) * EXPERT_BYTES, rate)
         assert costs[len(reads) - cold_count] == pytest.approx(exact, rel=1e-9)
+        alone = cold_layer_seconds(tuple(cold), EXPERT_BYTES, rate, H200, device)
+        assert alone == pytest.approx(exact, rel=1e-9)
 
 
 @settings(max_examples=50, deadline=None)
 @given(reads=probabilities)
 def test_every_further_resident_saves_time_and_less_than_the_one_before(reads: list[float]) -> None:
-    costs = layer_costs(reads, EXPERT_BYTES, 50e9, H200)
+    costs = layer_costs(tuple(reads), EXPERT_BYTES, 50e9, H200)
     saved = gains(costs)
     assert len(saved) == len(reads)
     assert all(a >= b >= 0 for a, b in pairwise(saved))

@@ -6,7 +6,9 @@ import pytest
 from machines import machine
 from plan_builders import checkpoint, deepseek_v41_flash, gpu, host, layer
 
+from appliance.plan.explain import show_lines
 from appliance.plan.hardware import GPUS, gpu_model, host_model, recognise
+from appliance.plan.kernel_curve import H200
 from appliance.plan.model import Plan
 from appliance.plan.planner import Policy, plan
 from appliance.plan.routing import Heat
@@ -97,6 +99,27 @@ def test_a_topic_left_out_is_colder_and_slots_win_most_of_it_back(near: Plan) ->
     assert cold.held_out is not None and cold.held_out_settled is not None
     assert cold.held_out > cold.in_sample > cold.held_out_settled > 0
     assert any("a topic that was left out" in a for a in near.forecast.assumptions)
+
+
+def test_a_curve_from_the_users_own_card_narrows_the_range_and_is_named() -> None:
+    mine = H200.model_copy(update={"name": "exl3_moe on this card"})
+    cards = machine(NEAR)
+    ours = plan(cards, deepseek_v41_flash(), None, Policy(), mine)
+    built_in = plan(cards, deepseek_v41_flash(), None, Policy())
+    assert built_in.made_from.curve is None and ours.made_from.curve == mine.digest
+    narrow, wide = (p.predictions[-1].compute_ms for p in (ours, built_in))
+    assert narrow is not None and wide is not None
+    assert narrow.high - narrow.low < wide.high - wide.low
+    assert built_in.forecast is not None and ours.forecast is not None
+    assert set(built_in.forecast.assumptions) - set(ours.forecast.assumptions)
+
+
+def test_the_summary_shows_what_a_resident_costs_in_context_and_a_slot_in_host_memory() -> None:
+    made = plan(machine(NEAR), deepseek_v41_flash(), None, Policy())
+    trades = [line for line in show_lines(made) if line.startswith("trade")]
+    # 40 blocks of 6,635,520 B; 2,240 B a token; both ranks keep a copy (FACTS: 0.5 GiB a slot).
+    assert "0.25 GiB, 118,491 tokens" in trades[0]
+    assert "0.49 GiB of host memory" in trades[1]
 
 
 def test_an_unknown_card_gets_bytes_but_no_speed() -> None:

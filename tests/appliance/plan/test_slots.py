@@ -27,6 +27,7 @@ SPLIT = Split(top_k=6, held=268, slots=96)  # 70 % of 384
 LINK = Link(layers=40, block_bytes=6_635_520, bytes_per_second=50e9)
 THREE_LAYERS = CacheRules(promotions_per_row=2 * 3 / 40)
 JUST_CAME, SETTLED = 0, 1
+RULES = ("static", "decayed", "clairvoyant")
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +136,9 @@ def test_six_consecutive_rows_touch_fewer_experts_than_six_independent(heat: Hea
 def test_a_topic_the_plan_never_saw_is_served_from_the_slots(
     heat: Heat, batch: int, link_ms: float
 ) -> None:
-    found = trials(heat, [(name,) for name in heat.topics], SPLIT, THREE_LAYERS, batch, "1")
+    found = trials(
+        heat, [(name,) for name in heat.topics], SPLIT, THREE_LAYERS, batch, "1", names=RULES
+    )
     assert mean(cold(found, JUST_CAME)) <= 0.041 and max(cold(found, JUST_CAME)) <= 0.053
     assert mean(cold(found, SETTLED)) <= 0.034 and max(cold(found, SETTLED)) <= 0.040
     assert mean(cold(found, SETTLED)) <= 1.15 * mean(cold(found, SETTLED, "clairvoyant"))
@@ -147,7 +150,7 @@ def test_a_topic_the_plan_never_saw_is_served_from_the_slots(
 
 def test_two_unknown_topics_at_once_come_close_to_the_clairvoyant(heat: Heat) -> None:
     pairs = list(combinations(sorted(heat.topics), 2))[::3]
-    found = trials(heat, pairs, SPLIT, THREE_LAYERS, 4, "1")
+    found = trials(heat, pairs, SPLIT, THREE_LAYERS, 4, "1", names=RULES)
     assert mean(cold(found, SETTLED)) <= 0.053
     assert mean(cold(found, SETTLED)) <= 1.10 * mean(cold(found, SETTLED, "clairvoyant"))
 

@@ -20,6 +20,7 @@ def argument(name):
 class Engine:
     steps = 0
     resets = 0
+    running = 0
 
     async def __call__(self, scope, receive, send):
         if scope["type"] == "lifespan":
@@ -62,17 +63,21 @@ class Engine:
 
     async def metrics(self, _body, _send):
         name = "vllm:iteration_tokens_total_count"
-        return 200, f'# TYPE x\n{name}{{engine="0"}} {float(self.steps)}\n'
+        queue = f"vllm:num_requests_running {self.running}\nvllm:num_requests_waiting 0\n"
+        return 200, f'# TYPE x\n{name}{{engine="0"}} {float(self.steps)}\n{queue}'
 
     async def v1_completions(self, body, send):
         if WRONG != "no progress":
             self.steps += 1
         if body.get("stream"):
             await send({"type": "http.response.start", "status": 200, "headers": []})
+            self.running += 1
             for _ in range(body["max_tokens"]):
+                self.steps += WRONG != "no progress"
                 await send({"type": "http.response.body", "body": b"data: {}\n\n",
                             "more_body": True})  # fmt: skip
                 await asyncio.sleep(0.05)
+            self.running -= 1
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
             return None, None
         # The "model" adds one to each token of the prompt, again and again.

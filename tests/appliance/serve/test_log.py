@@ -26,6 +26,10 @@ WORKER = "(Worker pid=14058) ERROR 11-29 16:59:53 [multiproc_executor.py:953] "
         (["appliance.errors.DoesNotFit: 102.1 GiB"], "DoesNotFit: 102.1 GiB"),
         (["KeyError"], "KeyError"),
         (["see the Error: not an exception line"], None),
+        (["vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
+          "KeyError: '/psm_01d28d50'", "KeyError: '/mp-rh63uqcm'"],
+         "EngineDeadError: EngineCore encountered an issue."),
+        (["KeyError: 'gate'"], "KeyError: 'gate'"),
         (["ValueError: first", "ValueError: second"], "ValueError: second"),
     ],
 )  # fmt: skip

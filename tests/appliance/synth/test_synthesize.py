@@ -8,7 +8,7 @@ import pytest
 from safetensors import safe_open
 
 from appliance.checkpoint.synth import SynthSpec, synthesize
-from appliance.errors import UsageError
+from appliance.errors import ApplianceError, UsageError
 
 
 def headers(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -127,6 +127,12 @@ def test_a_run_that_fails_midway_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         synthesize(tmp_path / "model", SynthSpec(), progress=stop_halfway)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ApplianceError, match=r"cannot write .*model: .*File exists: .*file"):
+        synthesize(tmp_path / "file" / "model", SynthSpec())
 
 
 def test_progress_ends_at_the_total(tmp_path: Path) -> None:

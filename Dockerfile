@@ -1,0 +1,104 @@
+# One image, two flavours: FLAVOUR=gpu (the appliance) and FLAVOUR=cpu (the demo, no GPU).
+#
+#   docker build --build-arg FLAVOUR=cpu -t moe-appliance:cpu .
+#
+# Stages: base -> deps -> ours, kernels -> runtime. Nothing compiles at start: there is no compiler there.
+ARG FLAVOUR=gpu
+# What everything runs on. The default of the cpu flavour is Debian's Python (compose.yaml).
+# Pin it in production: BASE_IMAGE=name@sha256:...
+ARG BASE_IMAGE=docker.io/nvidia/cuda:13.0.2-base-ubuntu24.04
+# Where kernels are compiled: the same system with nvcc and its headers.
+ARG COMPILER_IMAGE=docker.io/nvidia/cuda:13.0.2-devel-ubuntu24.04
+# gpu: build (compile here, about 40 minutes an architecture on two cores) or cache (docker/kernels).
+# cpu: none.
+ARG KERNELS=build
+
+FROM ${BASE_IMAGE} AS base
+ENV DEBIAN_FRONTEND=noninteractive PYTHONDONTWRITEBYTECODE=1 PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_ROOT_USER_ACTION=ignore
+# numactl: vLLM binds each worker with it.
+RUN apt-get update -qq \
+ && apt-get install -y -qq --no-install-recommends ca-certificates python3 python3-venv numactl \
+ && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/*
+
+FROM base AS deps
+ARG FLAVOUR
+# Another index for torch alone; local wheels in docker/wheels come first.
+ARG TORCH_INDEX=""
+ARG WITH_VLLM_EXL3=""
+WORKDIR /build
+# Only what the engine is made of: nothing else may make this layer stale.
+COPY constraints/install.py constraints/engine-${FLAVOUR}.in constraints/engine-${FLAVOUR}.txt constraints/
+RUN python3 -m venv /opt/appliance
+ENV PATH=/opt/appliance/bin:$PATH
+COPY docker/install.py docker/
+RUN --mount=type=bind,source=docker/wheels,target=/wheels \
+    --mount=type=cache,target=/root/.cache/pip python docker/install.py engine
+
+# Ours apart from the engine's gigabytes: a change of our code copies only our code.
+FROM deps AS ours
+COPY constraints/base.txt constraints/
+COPY LICENSE NOTICE README.md pyproject.toml ./
+COPY docker/sbom.py /out/
+COPY preflight/ preflight/
+COPY kernels/ kernels/
+COPY appliance/ appliance/
+RUN python docker/install.py appliance
+
+# Compiled in an image that has nvcc, for the torch of `deps`.
+FROM ${COMPILER_IMAGE} AS kernels-build
+ARG TORCH_CUDA_ARCH_LIST="9.0 12.0"
+ARG MAX_JOBS=""
+ENV DEBIAN_FRONTEND=noninteractive
+RUN apt-get update -qq \
+ && apt-get install -y -qq --no-install-recommends python3 python3-venv python3-dev g++ ninja-build \
+ && rm -rf /var/lib/apt/lists/*
+COPY --from=deps /opt/appliance /opt/appliance
+COPY docker/compile.py /build/
+RUN /opt/appliance/bin/python /build/compile.py /kernels
+
+FROM base AS kernels-cache
+COPY docker/kernels/ /kernels/
+RUN test -f /kernels/exllamav3_ext.so \
+ || { echo "docker/kernels holds no exllamav3_ext.so: build with KERNELS=build" >&2; exit 1; }
+
+FROM base AS kernels-none
+RUN mkdir /kernels
+
+# hadolint ignore=DL3006
+FROM kernels-${KERNELS} AS kernels
+
+FROM base AS runtime
+ARG FLAVOUR
+ARG RELEASE=unreleased
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="moe-appliance" \
+      org.opencontainers.image.description="Serves a mixture-of-experts model that does not fit the GPUs" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${RELEASE}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      moe-appliance.flavour="${FLAVOUR}"
+# The numbers are fixed: volumes outlive images.
+RUN groupadd --gid 10001 appliance \
+ && useradd --uid 10001 --gid 10001 --home-dir /var/lib/appliance --no-create-home \
+            --shell /usr/sbin/nologin appliance \
+ && install -d -o 10001 -g 10001 -m 0700 /var/lib/appliance \
+ && install -d -o 10001 -g 10001 -m 0755 /models
+COPY --from=deps /opt/appliance /opt/appliance
+COPY --from=kernels /kernels/ /opt/kernels/
+ENV PATH=/opt/appliance/bin:$PATH PYTHONUNBUFFERED=1 HOME=/var/lib/appliance \
+    PYTHONPATH=/opt/kernels \
+    NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    APPLIANCE_STATE_DIR=/var/lib/appliance APPLIANCE_RELEASE=${RELEASE}
+RUN --mount=type=bind,from=ours,source=/out,target=/out \
+    python -m pip install --quiet --no-cache-dir --no-index --no-deps /out/*.whl \
+ && python /out/sbom.py /opt/appliance/sbom.json
+USER 10001:10001
+WORKDIR /var/lib/appliance
+VOLUME ["/var/lib/appliance"]
+EXPOSE 8000 8001
+STOPSIGNAL SIGTERM
+# Readiness, asked of the agent: a start takes as long as the weights take to load.
+HEALTHCHECK --interval=5s --timeout=5s --start-period=1800s --retries=3 \
+    CMD ["appliance", "health", "--quiet"]
+ENTRYPOINT ["appliance", "container"]

@@ -1,0 +1,164 @@
+"""Beside the engine: health routes and /metrics on a port of their own, and hang detection.
+
+/healthz  200 while this process lives: what a container's own check may restart on
+/startz   200 once there is nothing more to wait for: it serves, or a failed start is held
+/readyz   200 once the engine has proved itself and takes requests; else 503 with the reason
+/livez    200 unless the engine hangs; loading, proving and long prefills are not hangs
+/metrics  Prometheus text
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from appliance import process
+from appliance.errors import ServeError
+from appliance.progress import Hang, Sample, Watch, read_sample
+from appliance.serve.client import Client
+from appliance.serve.keys import first_key
+from appliance.serve.state import SERVING, Files, State
+
+POLL_SECONDS = 5.0
+ANSWER_SECONDS = 5.0
+RETRY_SECONDS = 5
+
+
+class Agent:
+    """One per supervisor. `observe` is told every state; `metrics` makes the text of /metrics."""
+
+    def __init__(
+        self,
+        files: Files,
+        address: tuple[str, int],
+        hang_seconds: float,
+        metrics: Callable[[Agent], str] = lambda agent: "",
+    ) -> None:
+        self._files = files
+        self._watch = Watch(hang_seconds)
+        self._metrics = metrics
+        self._stopping = threading.Event()
+        self._server = _listen(address, self)
+        self.step = "settings"  # of the container, before there is a state
+        self.state: State | None = None
+        self.hang: Hang | None = None  # the one that is being dealt with
+        self.last_finding: str | None = None
+        self.restarts = 0
+        self.held = False  # a failed start stays up to be looked at
+        self.exposition = ""  # the engine's own metrics, as last read
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    def __enter__(self) -> Agent:
+        for work in (self._server.serve_forever, self._poll):
+            threading.Thread(target=work, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def observe(self, state: State) -> None:
+        self.state = state
+
+    def restarted(self) -> None:
+        """The hang was dealt with: the engine is being started again."""
+        self.restarts += 1
+        self.hang = None
+        self._watch.forget()
+
+    def answer(self, path: str) -> tuple[int, dict[str, object]]:
+        """Status and body of a health route."""
+        state = self.state
+        phase = self.step if state is None else state.phase
+        body: dict[str, object] = {
+            "phase": phase,
+            "since": None if state is None else state.since,
+            "message": self._reason(),
+            "restarts": self.restarts,
+            "last_finding": self.last_finding,
+        }
+        fine = {
+            "/healthz": True,
+            "/startz": self.held or (state is not None and state.phase in SERVING),
+            "/readyz": state is not None and state.phase in SERVING and self.hang is None,
+            "/livez": self.hang is None,
+        }
+        if path not in fine:
+            return 404, {"message": f"no such route: {path}"}
+        return (200 if fine[path] else 503), body
+
+    def _reason(self) -> str | None:
+        if self.hang is not None:
+            return self.hang.words
+        if self.state is None:
+            return self.last_finding or f"at the step {self.step}"
+        return self.state.message
+
+    def _poll(self) -> None:
+        while not self._stopping.wait(POLL_SECONDS):
+            state = self.state
+            if state is None or state.phase not in SERVING:
+                self._watch.forget()
+                continue
+            hang = self._watch.see(self._sample(state))
+            if hang is not None and self.hang is None:
+                self.hang, self.last_finding = hang, hang.words
+                end_engine(state)
+
+    def _sample(self, state: State) -> Sample:
+        try:
+            key = first_key(self._files.control_key)
+            client = Client(state.host, state.port, key, timeout_seconds=ANSWER_SECONDS)
+            self.exposition = client.text("/metrics")
+        except ServeError:
+            return Sample(time.monotonic(), None, None)
+        return read_sample(self.exposition, time.monotonic())
+
+    def page(self) -> str:
+        return self._metrics(self)
+
+
+def end_engine(state: State) -> None:
+    """End a hung engine at once: it will not drain. Its supervisor sees the death."""
+    if state.engine_pid is not None and state.engine_identity is not None:
+        process.end(state.engine_pid, state.engine_identity, 0.0)
+
+
+def _listen(address: tuple[str, int], agent: Agent) -> ThreadingHTTPServer:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 10.0  # a client that sends nothing does not hold a thread
+
+        def do_GET(self) -> None:
+            if self.path == "/metrics":
+                self._send(200, agent.page(), "text/plain; version=0.0.4; charset=utf-8")
+                return
+            status, body = agent.answer(self.path)
+            self._send(status, json.dumps(body) + "\n", "application/json")
+
+        def _send(self, status: int, text: str, kind: str) -> None:
+            raw = text.encode()
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(raw)))
+            if status == 503:
+                self.send_header("Retry-After", str(RETRY_SECONDS))
+            self.end_headers()
+            self.wfile.write(raw)
+
+        def log_message(self, *_: object) -> None:
+            """A probe every few seconds is no news."""
+
+    try:
+        return ThreadingHTTPServer(address, Handler)
+    except OSError as error:
+        raise ServeError(
+            f"the agent cannot listen on {address[0]}:{address[1]}: {error.strerror}",
+            fix="choose another port with APPLIANCE_AGENT_PORT",
+        ) from error

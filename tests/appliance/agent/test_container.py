@@ -1,0 +1,231 @@
+"""The container's entry as a process of its own, with the real gateway before a stand-in engine."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from appliance import process
+from appliance.checkpoint.synth import SynthSpec, synthesize
+from appliance.errors import ServeError
+from appliance.serve.client import Client, Health, ask_agent
+from appliance.serve.keys import first_key
+from appliance.serve.state import Files, read_state
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+STANDIN = REPOSITORY / "tests" / "appliance" / "serve" / "standin.py"
+QUESTION = {"model": "demo", "prompt": [1, 2], "max_tokens": 2}
+LONG = {"model": "demo", "prompt": [1], "max_tokens": 2000, "stream": True}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Container:
+    """What `appliance container` is to whoever runs it: variables, a log, signals, an exit code."""
+
+    def __init__(self, folder: Path, *arguments: str, **settings: str) -> None:
+        python = folder / "python"
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} {STANDIN} "$@"\n')
+        python.chmod(python.stat().st_mode | stat.S_IXUSR)
+        self.files = Files.of(folder / "state")
+        self.port, self.agent_port = free_port(), free_port()
+        ours = {
+            "STATE_DIR": str(self.files.folder), "ENGINE_PYTHON": str(python), "DEVICE": "cpu",
+            "PORT": str(self.port), "AGENT_PORT": str(self.agent_port), "HANG_SECONDS": "8",
+            "DRAIN_SECONDS": "20", "SERVED_NAME": "demo", "STREAMS": "4", "CONTEXT_TOKENS": "2048",
+            **settings,
+        }  # fmt: skip
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("APPLIANCE_")}
+        environment |= {f"APPLIANCE_{name}": value for name, value in ours.items()}
+        environment["PYTHONPATH"] = f"{REPOSITORY}:{REPOSITORY / 'kernels'}"
+        self.log = folder / "log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "appliance.cli", "container", *arguments],
+                env=environment, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def health(self) -> Health | None:
+        try:
+            return ask_agent("127.0.0.1", self.agent_port)
+        except ServeError:
+            return None
+
+    def wait(self, what, seconds: float = 40.0) -> Health:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            health = self.health()
+            if health is not None and what(health):
+                return health
+            assert self.process.poll() is None or not seconds, self.log.read_text()
+            time.sleep(0.1)
+        raise AssertionError(f"never came to it: {self.health()}\n{self.log.read_text()}")
+
+    def wait_ready(self) -> Health:
+        return self.wait(lambda health: health.ready)
+
+    def client(self) -> Client:
+        return Client("127.0.0.1", self.port, first_key(self.files.keys))
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "demo"
+    synthesize(folder, SynthSpec())
+    return str(folder)
+
+
+@pytest.fixture
+def container(tmp_path):
+    made = []
+
+    def start(*arguments: str, **settings: str) -> Container:
+        made.append(Container(tmp_path, *arguments, **settings))
+        return made[-1]
+
+    yield start
+    for one in made:
+        if one.process.poll() is None:
+            one.process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)
+            one.process.send_signal(signal.SIGTERM)
+            one.process.wait(60)
+
+
+def test_it_serves_through_all_four_steps_and_ends_with_0_when_stopped(container, model):
+    running = container(MODEL=model)
+    health = running.wait_ready()
+    assert health.body["phase"] in ("ready", "unproved")
+    assert running.client().post("/v1/completions", QUESTION)["choices"][0]["token_ids"] == [2, 3]
+    assert running.end() == 0
+    steps = [line.partition(":")[0] for line in running.log.read_text().splitlines()]
+    assert [s for s in steps if s in ("preflight", "plan", "bind", "engine")][:4] == [
+        "preflight", "plan", "bind", "engine"
+    ]  # fmt: skip
+
+
+def test_metrics_name_plan_phase_and_findings(container, model):
+    running = container(MODEL=model, RELEASE="9.9")
+    running.wait_ready()
+    connection = http.client.HTTPConnection("127.0.0.1", running.agent_port, timeout=10)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    assert 'moe_appliance_plan_experts{rank="0",home="host"}' in text
+    assert 'moe_appliance_info{release="9.9",image_digest=""} 1' in text
+    assert 'moe_appliance_preflight_findings{severity="fail"} 0' in text
+
+
+def test_a_failed_step_ends_with_its_own_code_and_leaves_the_reason(container):
+    running = container(MODEL="/nowhere")
+    assert running.process.wait(40) == 5
+    left = json.loads((running.files.folder / "failure.json").read_text())
+    assert left["step"] == "plan" and left["exit_code"] == 5 and "/nowhere" in left["message"]
+    assert "error: plan failed (exit code 5)" in running.log.read_text()
+
+
+def test_a_machine_without_gpus_fails_preflight_with_3_and_never_falls_back_to_the_cpu(
+    container, model
+):
+    running = container(MODEL=model, DEVICE="cuda")
+    assert running.process.wait(40) == 3
+    assert "error: preflight failed (exit code 3)" in running.log.read_text()
+
+
+def test_a_failure_that_is_held_stays_up_says_why_and_ends_with_the_code_when_stopped(container):
+    running = container(MODEL="/nowhere", HOLD_ON_FAILURE="true")
+    health = running.wait(lambda health: "plan failed" in str(health.body["last_finding"]))
+    assert not health.ready and "/nowhere" in health.body["message"]
+    time.sleep(1.0)
+    assert running.process.poll() is None
+    assert running.end() == 5
+
+
+def test_an_unknown_setting_is_wrong_usage_and_suggests_the_right_one(container, model):
+    running = container(MODEL=model, STREEMS="4")
+    assert running.process.wait(20) == 2
+    assert "did you mean APPLIANCE_STREAMS?" in running.log.read_text()
+
+
+def test_an_engine_that_dies_while_it_serves_ends_the_container_even_where_failures_are_held(
+    container, model
+):
+    running = container(MODEL=model, HOLD_ON_FAILURE="true")
+    running.wait_ready()
+    os.kill(read_state(running.files).engine_pid, signal.SIGKILL)
+    assert running.process.wait(40) == 7
+    assert "was ended by SIGKILL" in running.log.read_text()
+
+
+def test_a_frozen_engine_is_found_within_60_s_and_started_again_once(container, model):
+    running = container(MODEL=model)
+    running.wait_ready()
+    before = read_state(running.files)
+    os.kill(before.engine_pid, signal.SIGSTOP)
+    frozen = time.monotonic()
+    health = running.wait(lambda health: health.body["restarts"] == 1, seconds=60.0)
+    assert time.monotonic() - frozen < 60
+    assert "it hangs" in health.body["last_finding"]
+    running.wait_ready()
+    after = read_state(running.files)
+    assert after.engine_pid != before.engine_pid
+    assert process.identity(before.engine_pid) is None
+    assert running.client().post("/v1/completions", QUESTION)["choices"][0]["token_ids"] == [2, 3]
+
+
+def test_an_engine_that_is_busy_for_longer_than_the_limit_is_not_killed(container, model):
+    running = container(MODEL=model)
+    running.wait_ready()
+    before = read_state(running.files).engine_pid
+    events = list(running.client().events("/v1/completions", {**LONG, "max_tokens": 300}))
+    assert len(events) == 300
+    assert read_state(running.files).engine_pid == before
+    assert running.health().body["restarts"] == 0
+
+
+def test_of_1000_requests_around_a_drain_every_accepted_one_finishes(container, model):
+    running = container(MODEL=model)
+    running.wait_ready()
+    answers, lock = [], threading.Lock()
+
+    def ask(count: int) -> None:
+        for _ in range(count):
+            try:
+                body = {**QUESTION, "stream": True, "max_tokens": 4}
+                events = list(running.client().events("/v1/completions", body))
+                outcome = len(events)
+            except ServeError as error:
+                outcome = error.message
+            with lock:
+                answers.append(outcome)
+
+    threads = [threading.Thread(target=ask, args=(50,)) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    time.sleep(1.0)
+    code = running.end()
+    for thread in threads:
+        thread.join(120)
+    assert code == 0 and len(answers) == 1000
+    finished = [a for a in answers if a == 4]
+    refused = [a for a in answers if isinstance(a, str)
+               and ("answered 503" in a or "got no answer" in a)]  # fmt: skip
+    assert len(finished) + len(refused) == 1000, set(answers) - {4}
+    assert finished, "nothing was accepted: the test proved nothing"

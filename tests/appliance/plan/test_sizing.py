@@ -1,0 +1,98 @@
+"""appliance size: yes or no, what binds, and what a change would buy."""
+
+import pytest
+from plan_builders import GIB, checkpoint, deepseek_v41_flash
+
+from appliance.errors import UsageError
+from appliance.plan.sizing import Ask, answer, bytes_from, people, tokens_from, with_bits
+from appliance.plan.sizing_report import compare_lines, size_lines
+
+FLASH = deepseek_v41_flash()
+REFERENCE = Ask("rtx-pro-6000", 2, 256 * GIB, users=4, context_tokens=262_144)
+
+
+def test_four_streams_carry_the_nineteen_people_of_the_seat_model() -> None:
+    # FACTS section 1: 19 people, P(more than 4 active) 0.90 %; 20 people, 1.13 %.
+    assert people(4) == 19
+
+
+def test_the_path_goes_from_activation_to_memory_to_streams_to_an_answer() -> None:
+    lines = size_lines(FLASH, REFERENCE)
+    starts = [line.split(" ")[0] for line in lines[1:]]
+    assert starts[:3] == ["1.", "2.", ""] and "3." in starts and "answer" in starts
+    assert "6 of 384 experts a layer (1.6%)" in lines[1]
+    assert any(line.startswith("assumes") for line in lines)
+    assert any(line.startswith("option") and "2-bit package" in line for line in lines)
+
+
+def test_too_little_host_memory_says_so_and_names_enough() -> None:
+    short = Ask("rtx-pro-6000", 2, 128 * GIB, users=4, context_tokens=262_144)
+    text = "\n".join(size_lines(FLASH, short))
+    assert "answer        no: host memory binds first" in text
+    assert "option        192 GiB of host memory: fits" in text
+    assert answer(FLASH, short).plan is None
+    assert answer(FLASH, Ask("rtx-pro-6000", 2, 192 * GIB, 4, 262_144)).plan is not None
+
+
+def test_four_cards_need_whole_experts_and_the_answer_says_so() -> None:
+    four = Ask("rtx-pro-6000", 4, 256 * GIB, users=4, context_tokens=65_536)
+    text = "\n".join(size_lines(FLASH, four))
+    assert "answer        no: the split over cards binds first" in text
+    assert "option        whole experts on each card: fits" in text
+
+
+def test_a_model_that_is_all_on_fast_cards_is_a_yes() -> None:
+    found = answer(FLASH, Ask("h200", 2, 256 * GIB, users=4, context_tokens=65_536))
+    assert found.yes and found.plan is not None
+    assert found.plan.predictions[0].cold_share == 0
+
+
+def test_fewer_bits_shrink_experts_and_nothing_else() -> None:
+    two = with_bits(FLASH, 2)
+    saved = FLASH.size_bytes - two.size_bytes
+    # FACTS section 1: 190.48 GiB at K = 3, 127.2 at K = 2.
+    assert sum(la.size_bytes for la in two.layers) / GIB == pytest.approx(127.2, abs=0.1)
+    assert saved == sum(la.size_bytes for la in FLASH.layers) - sum(
+        la.size_bytes for la in two.layers
+    )
+
+
+def test_options_stand_side_by_side() -> None:
+    lines = compare_lines(FLASH, [REFERENCE, Ask("h200", 2, 256 * GIB, 4, 65_536)])
+    assert len(lines) == 3
+    assert " no " in lines[1] and "the link" in lines[1]
+    assert " yes " in lines[2]
+
+
+def test_a_model_without_experts_is_a_no_with_the_reason() -> None:
+    dense = checkpoint((), quantisation="none")
+    text = "\n".join(size_lines(dense, REFERENCE))
+    assert "no routed experts" in text and "answer        no" in text
+
+
+def test_sizes_and_tokens_are_read_as_people_write_them() -> None:
+    assert bytes_from("256GiB") == 256 * GIB and bytes_from("96 gb") == 96 * 10**9
+    assert bytes_from("1.5TiB") == 1536 * GIB and bytes_from("1024") == 1024
+    assert tokens_from("256K") == 262_144 and tokens_from("4096") == 4096
+    for bad in ("", "GiB", "-1GiB", "1 parsec"):
+        with pytest.raises(UsageError, match="is not a size"):
+            bytes_from(bad)
+    with pytest.raises(UsageError, match="is not a number of tokens"):
+        tokens_from("256 KB")
+
+
+@pytest.mark.parametrize(
+    ("bad", "sentence"),
+    [
+        ({"count": 0}, "count is 0"),
+        ({"users": 0}, "users is 0"),
+        ({"host_bytes": -1}, "host_bytes is -1"),
+        ({"gpu": "voodoo"}, "no GPU is called 'voodoo'; known: rtx-pro-6000"),
+        ({"host": "toaster"}, "no host is called 'toaster'"),
+        ({"host": "desktop", "host_bytes": 512 * GIB}, "512 GiB of memory do not go into"),
+    ],
+)
+def test_impossible_machines_are_refused(bad: dict[str, object], sentence: str) -> None:
+    whole: dict[str, object] = {"gpu": "h200", "count": 1, "host_bytes": 64 * GIB, "users": 1}
+    with pytest.raises(UsageError, match=sentence):
+        Ask(**(whole | bad))  # type: ignore[arg-type]

@@ -1,0 +1,126 @@
+"""The commands on the store: exit codes, what is on stdout, what never shows."""
+
+import json
+from pathlib import Path
+
+import pytest
+from weights_models import fetch, publish, same_bytes, write_model
+
+from appliance.cli import run
+from appliance.cli.transfers import bytes_of
+from appliance.errors import UsageError
+from appliance.weights.names import MANIFEST
+from appliance.weights.store import open_store
+
+
+@pytest.fixture
+def command(folder, monkeypatch, capfd):
+    """Runs `appliance weights ...` on a store of this test; gives code, stdout, stderr."""
+    monkeypatch.setenv("APPLIANCE_WEIGHTS_DIR", str(folder / "store"))
+
+    def call(*words: str) -> tuple[int, str, str]:
+        code = run(["weights", *words])
+        out = capfd.readouterr()
+        return code, out.out, out.err
+
+    return call
+
+
+@pytest.fixture
+def small(folder) -> Path:
+    return write_model(folder / "small", seed=1, rows=8)
+
+
+def test_pull_activate_verify_and_look(command, folder, small):
+    code, out, _ = command("pull", str(small), "--activate")
+    release = out.strip()
+    assert code == 0
+    assert same_bytes(folder / "store" / "current", small)
+    assert command("ls")[1].startswith(f"* {release}")
+    assert command("verify", "--full")[0] == 0
+    assert release in command("du")[1]
+    assert f"(none) -> {release}" in command("history")[1]
+    found = json.loads(command("manifest")[1])
+    assert found["checkpoint"]["experts"] == 8
+
+
+def test_a_damaged_release_is_exit_3_and_repair_mends_it(command, folder, small):
+    command("pull", str(small), "--activate")
+    store = open_store(folder / "store")
+    file = next(f for f in store.manifest(store.current()).files if f.path == "config.json")
+    store.blob(file.sha256).write_bytes(b"x" * file.size_bytes)
+    code, out, err = command("verify")
+    assert code == 3
+    assert "config.json: bytes 0 to" in out and "--repair" in err
+    code, _, err = command("verify", "--repair")
+    assert (code, "fetched 1 chunks again" in err) == (0, True)
+
+
+def test_rollback_gc_and_rm_say_what_they_did(command, folder, small):
+    first = command("pull", str(small), "--activate")[1].strip()
+    others = [
+        command("pull", str(write_model(folder / f"m{seed}", seed, rows=8)))[1].strip()
+        for seed in (2, 3)
+    ]
+    command("activate", others[0])
+    assert command("rollback")[1].strip() == first
+    assert f"would remove {others[1]}" in command("gc", "--dry-run")[2]
+    assert f"removed {others[1]}" in command("gc")[2]
+    assert "freed" in command("rm", others[0])[2]
+    code, _, err = command("rm", first)
+    assert (code, "current release" in err) == (2, True)
+
+
+def test_progress_in_json_is_one_object_a_line(command, small):
+    code, out, err = command("pull", str(small), "--json")
+    assert code == 0
+    assert json.loads(out)["release"]
+    lines = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
+    assert lines[-1]["done_bytes"] == lines[-1]["total_bytes"] > 0
+    assert {"bytes_per_second", "seconds_left", "files"} <= lines[-1].keys()
+
+
+def test_quiet_says_only_the_end(command, small):
+    assert command("pull", str(small), "--quiet")[2].count("\n") == 1
+
+
+def test_a_token_shows_in_no_output_and_is_sent_to_the_mirror(
+    command, server, filled, small, tmp_path, monkeypatch
+):
+    (tmp_path / "token").write_text("very-secret\n")
+    monkeypatch.setenv("APPLIANCE_WEIGHTS_TOKEN_FILE", str(tmp_path / "token"))
+    server.fails(lambda h, r, b: h.answer(403, b""), when=lambda request: True)
+    code, out, err = command("pull", f"{server.url}/m")
+    assert code == 1
+    assert server.requests[0].headers["Authorization"] == "Bearer very-secret"
+    assert "very-secret" not in out + err
+
+
+def test_a_missing_store_and_an_unknown_source_say_the_way_out(command):
+    code, _, err = command("ls")
+    assert (code, "appliance weights pull SOURCE makes one" in err) == (1, True)
+    code, _, err = command("pull", "org/name")
+    assert (code, "hf:ORG/NAME" in err) == (2, True)
+
+
+def test_a_manifest_made_of_a_folder_makes_it_a_mirror(command, server, small, store):
+    code, out, _ = command("manifest", "--of", str(small), "--model", "org/small")
+    assert code == 0
+    publish(server, small)
+    server.files[f"/m/{MANIFEST}"] = out.encode()
+    pulled = fetch(store, f"{server.url}/m")
+    assert pulled.manifest.model == "org/small"
+    assert same_bytes(store.release_folder(pulled.release), small)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1", 1), ("500M", 500 << 20), ("1.5 GiB/s", 3 << 29), ("2k", 2048)]
+)
+def test_bytes_are_read_as_people_write_them(text, size):
+    assert bytes_of(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "fast", "1X"])
+def test_what_is_no_number_of_bytes_is_refused(text):
+    with pytest.raises(UsageError, match="no number of bytes"):
+        bytes_of(text)
