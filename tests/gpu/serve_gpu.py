@@ -189,12 +189,21 @@ def known_answers(engine: Engine, folder: Path) -> dict[str, Any]:
     return {"known_right": right, "known": total, "leads_where_missed": missed}
 
 
-def child(work: Path, case: str, device: str) -> None:
+def wait_for_all(work: Path, mine: str, cases: list[str]) -> None:
+    """Loading takes the link: nobody measures before all have loaded, or for 90 s."""
+    (work / f"{mine}.loaded").touch()
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and not all((work / f"{c}.loaded").exists() for c in cases):
+        time.sleep(0.2)
+
+
+def child(work: Path, case: str, device: str, cases: list[str]) -> None:
     model, share, eager = CASES[case]
     start = time.perf_counter()
     engine = Engine(work, model, share, eager, device)
     facts: dict[str, Any] = {"case": case, "share": share, "eager": eager, **engine.plan}
     facts |= {"load_s": engine.load_s, "device_bytes": engine.device_bytes}
+    wait_for_all(work, case, cases)
     with (work / "turn").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         proof = engine.llm.collective_rpc("appliance_prove")[0]
@@ -216,7 +225,7 @@ def child(work: Path, case: str, device: str) -> None:
     os._exit(0)  # what is measured is said; vLLM's own end takes seconds
 
 
-def start(work: Path, case: str, device: str) -> subprocess.Popen[str]:
+def start(work: Path, case: str, device: str, cases: list[str]) -> subprocess.Popen[str]:
     plugin = [str(work / "plugin"), str(REPO), str(REPO / "kernels")]
     environment = {
         **os.environ,
@@ -230,7 +239,7 @@ def start(work: Path, case: str, device: str) -> subprocess.Popen[str]:
     }
     with (work / f"{case}.log").open("w") as log:
         command = [sys.executable, str(Path(__file__)), "--work", str(work), "--case", case]
-        command += ["--device", device]
+        command += ["--device", device, "--only", *cases]
         return subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
         )
@@ -279,7 +288,7 @@ def main() -> int:
     parser.add_argument("--make", action="store_true", help="only make the checkpoints")
     a = parser.parse_args()
     if a.case:
-        child(a.work, a.case, a.device)
+        child(a.work, a.case, a.device, a.only)
     say(predicted={
         "tokens": "equal in all cases of the large model",
         "all on the host, 1 stream": "4 layers x 6 experts x 13.27 MB = 318.5 MB a step: 6.3 ms",
@@ -291,7 +300,9 @@ def main() -> int:
     prepare(a.work, a.experts, {CASES[case][0] for case in a.only})
     if a.make:
         return 0
-    running = {case: start(a.work, case, a.device) for case in a.only}
+    for case in a.only:
+        (a.work / f"{case}.loaded").unlink(missing_ok=True)
+    running = {case: start(a.work, case, a.device, a.only) for case in a.only}
     return 0 if verdict(collect(running, a.work, a.limit), a.only) else 1
 
 
