@@ -49,7 +49,7 @@ RUN python docker/install.py appliance
 FROM ${COMPILER_IMAGE} AS kernels-build
 ARG TORCH_CUDA_ARCH_LIST="9.0 12.0"
 ARG MAX_JOBS=""
-ENV DEBIAN_FRONTEND=noninteractive
+ENV DEBIAN_FRONTEND=noninteractive TRITON_LIBCUDA_PATH=/usr/lib/x86_64-linux-gnu
 RUN apt-get update -qq \
  && apt-get install -y -qq --no-install-recommends python3 python3-venv python3-dev g++ ninja-build \
  && rm -rf /var/lib/apt/lists/*
@@ -87,9 +87,10 @@ RUN groupadd --gid 10001 appliance \
 COPY --from=deps /opt/appliance /opt/appliance
 COPY --from=kernels /kernels/ /opt/kernels/
 ENV PATH=/opt/appliance/bin:$PATH PYTHONUNBUFFERED=1 HOME=/var/lib/appliance \
-    PYTHONPATH=/opt/kernels \
+    PYTHONPATH=/opt/kernels TRITON_LIBCUDA_PATH=/usr/lib/x86_64-linux-gnu \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
-    APPLIANCE_STATE_DIR=/var/lib/appliance APPLIANCE_RELEASE=${RELEASE}
+    APPLIANCE_STATE_DIR=/var/lib/appliance APPLIANCE_AGENT_PORT=8001 \
+    APPLIANCE_RELEASE=${RELEASE}
 RUN --mount=type=bind,from=ours,source=/out,target=/out \
     python -m pip install --quiet --no-cache-dir --no-index --no-deps /out/*.whl \
  && python /out/sbom.py /opt/appliance/sbom.json
