@@ -19,7 +19,7 @@ from appliance.weights.release import check_release
 from appliance.weights.store import Store, open_store
 
 HERE = Path(__file__).resolve().parent
-CONNECTIONS = 4  # as in crash_driver
+CONNECTIONS = 2  # as in crash_driver
 KILL_BEFORE, KILL_AFTER = 0, -1
 NEVER = 0
 
@@ -120,6 +120,20 @@ def kill_pulls(crash: Crasher, folder: Path, url: str, kills: int, seed: int) ->
         completed += 1
         shutil.rmtree(store)
     return completed, done
+
+
+def kill_first_pull_at(
+    crash: Crasher, work: Path, source: str, points: list[int], failure: int
+) -> None:
+    """Kill a pull into an empty store at each call of `points`; then it completes."""
+    for n in points:
+        shutil.rmtree(work, ignore_errors=True)
+        end = crash.run("pull", work, source, n=n, failure=failure)
+        assert (end.signal, end.code) in ((9, None), (0, 0)), end
+        assert what_is_wrong(work) == [], n
+        assert crash.run("pull", work, source).code == 0
+        assert what_is_wrong(work) == []
+        assert len(open_store(work).releases()) == 1
 
 
 def kill_at(

@@ -104,13 +104,17 @@ def _gpu_card(rank: int, gpu: Gpu, host: Host, policy: Policy) -> Card:
 
 
 def _cpu_cards(host: Host, policy: Policy) -> tuple[Card, ...]:
-    """Without a GPU both homes are RAM: a rank's device is its part of what is available."""
+    """Without a GPU both homes are RAM: a rank's device is its part of all there is.
+
+    What is free at the moment is checked once the plan is made (room.py), so that it does not
+    change the plan.
+    """
     ranks = policy.tensor_parallel or 1
-    asked, available = policy.device_capacity_bytes, host.memory_available_bytes
-    if asked is None and available is None:
+    asked, total = policy.device_capacity_bytes, host.memory_total_bytes
+    if asked is None and total is None:
         raise PlanError("the memory of this host could not be read",
                         fix="say how much to use with --device-memory")  # fmt: skip
-    capacity = asked if asked is not None else (available or 0) // ranks
+    capacity = asked if asked is not None else (total or 0) // ranks
     rates = policy.link_bytes_per_second
     return tuple(
         Card(rank, "cpu", capacity, f"rank {rank}", None, "memory",
