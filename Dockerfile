@@ -28,7 +28,7 @@ ARG TORCH_INDEX=""
 ARG WITH_VLLM_EXL3=""
 WORKDIR /build
 # Only what the engine is made of: nothing else may make this layer stale.
-COPY constraints/install.py constraints/engine-${FLAVOUR}.in constraints/engine-${FLAVOUR}.txt constraints/
+COPY constraints/engine-${FLAVOUR}.in constraints/engine-${FLAVOUR}.txt constraints/
 RUN python3 -m venv /opt/appliance
 ENV PATH=/opt/appliance/bin:$PATH
 COPY docker/install.py docker/
