@@ -35,7 +35,7 @@ def launched():
     """What the stub in place of the engine saw, and the log up to there."""
     compose("run", "--rm", "--no-deps", "-v", "fake-models:/models", "--user", "0", "--entrypoint",
             "sh", "appliance", "-c",
-            "appliance weights synth --out /models/current && chmod -R a+rX /models")  # fmt: skip
+            "appliance weights synth /models/current && chmod -R a+rX /models")  # fmt: skip
     variables = {"APPLIANCE_MODELS": "fake-models", "APPLIANCE_IGNORE_CHECKS": IGNORED}
     compose("up", "-d", "appliance", **variables)
     deadline, text = time.monotonic() + 120, ""
