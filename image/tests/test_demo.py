@@ -111,7 +111,7 @@ def test_a_frozen_engine_is_found_and_started_again_and_is_ready_in_the_predicte
     state = json.loads(docker("exec", demo, "cat", "/var/lib/appliance/state.json"))
     cores = docker("exec", demo, "sh", "-c", "grep -l EngineCor /proc/[0-9]*/comm").split()
     pid = cores[0].split("/")[2]
-    docker("exec", demo, "kill", "-STOP", pid)
+    docker("exec", demo, "sh", "-c", f"kill -STOP {pid}")
     started = time.monotonic()
     body = {"model": "demo", "prompt": "a", "max_tokens": 4}
     asking = subprocess.Popen(["curl", "-s", "-m", "50", "-H", f"Authorization: Bearer {key}", "-H",
