@@ -34,10 +34,9 @@ def inside(*command: str) -> str:
 @pytest.fixture(scope="module")
 def launched():
     """What the stub in place of the engine saw, and the log up to there."""
-    made = subprocess.run(["docker", "run", "--rm", "-v", f"{PROJECT}_models:/models", "--entrypoint",
-                           "appliance", "moe-appliance:cpu", "weights", "synth",
-                           "/models/current"], check=False, capture_output=True, text=True,
-                          timeout=120)  # fmt: skip
+    synth = ["docker", "run", "--rm", "-v", f"{PROJECT}_models:/models", "--entrypoint",
+             "appliance", "moe-appliance:cpu", "weights", "synth", "/models/current"]  # fmt: skip
+    made = subprocess.run(synth, check=False, capture_output=True, text=True, timeout=120)
     assert made.returncode == 0, made.stderr
     variables = {"APPLIANCE_IGNORE_CHECKS": IGNORED}
     compose("up", "-d", "appliance", **variables)
