@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -94,8 +95,19 @@ def _gpu_cards(host: Host, policy: Policy) -> tuple[Card, ...]:
     if count > len(host.gpus) or not host.gpus:
         raise PlanError(f"{max(count, 1)} GPUs are asked for and the host has {len(host.gpus)}",
                         fix="ask for fewer, or plan with --device cpu")  # fmt: skip
-    chosen = sorted(host.gpus, key=lambda gpu: gpu.index)[:count]
+    chosen = _nearest(host.gpus, count)
     return tuple(_gpu_card(rank, gpu, host, policy) for rank, gpu in enumerate(chosen))
+
+
+def _nearest(gpus: Sequence[Gpu], count: int) -> list[Gpu]:
+    """The first cards by index that all sit on one memory node, else the first: cards on different
+    nodes are slower together. Cards that do not answer come last."""
+    order = sorted(gpus, key=lambda gpu: (gpu.fault is not None, gpu.index))
+    for first in order:
+        beside = [g for g in order if g.numa_node == first.numa_node and g.fault is None]
+        if first.numa_node is not None and len(beside) >= count:
+            return beside[:count]
+    return order[:count]
 
 
 def _gpu_card(rank: int, gpu: Gpu, host: Host, policy: Policy) -> Card:
@@ -103,6 +115,11 @@ def _gpu_card(rank: int, gpu: Gpu, host: Host, policy: Policy) -> Card:
         raise PlanError(
             f"GPU {gpu.index} cannot be used: {gpu.fault}",
             fix="repair it (appliance preflight says how), or plan without it",
+        )
+    if gpu.mig_enabled:
+        raise PlanError(
+            f"GPU {gpu.index} is split into MIG instances: its memory is not one whole",
+            fix=f"nvidia-smi -i {gpu.index} -mig 0, or use another card",
         )
     capacity, asked = gpu.memory_total_bytes, policy.device_capacity_bytes
     if capacity is None and asked is None:

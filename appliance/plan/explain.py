@@ -13,7 +13,8 @@ from appliance.plan.routing import Heat
 
 def ledger_lines(plan: Plan) -> list[str]:
     """Every line of every rank's ledger to the byte, and whether all experts would have fitted."""
-    return [line for rank in plan.ranks for line in _rank_ledger(plan, rank)]
+    lines = [line for rank in plan.ranks for line in _rank_ledger(plan, rank)]
+    return lines + list(_node_lines(plan))
 
 
 def show_lines(plan: Plan) -> list[str]:
@@ -94,6 +95,17 @@ def _rank_ledger(plan: Plan, rank: RankPlan) -> Iterator[str]:
     yield _row("device has", rank.device_capacity_bytes, f"{spare:,} B are not used")
     yield f"  {_all_resident(plan, rank)}"
     yield f"  {_what_fits(rank)}"
+
+
+def _node_lines(plan: Plan) -> Iterator[str]:
+    """What is pinned on each memory node, over all ranks beside it."""
+    nodes = sorted({rank.numa_node for rank in plan.ranks if rank.numa_node is not None})
+    for node in nodes:
+        mine = [rank for rank in plan.ranks if rank.numa_node == node]
+        pinned = [line for rank in mine for line in rank.ledger if line.pinned]
+        yield f"memory node {node}, ranks {', '.join(str(rank.rank) for rank in mine)}"
+        for part in dict.fromkeys(line.part for line in pinned):
+            yield _row(part, sum(i.size_bytes for i in pinned if i.part == part), "pinned")
 
 
 def _row(part: str, size: int, words: str) -> str:

@@ -32,6 +32,11 @@ def forecast_lines(forecast: Forecast) -> list[str]:
     ]
     if forecast.load_seconds is not None:
         lines.append(f"loading  {_span(forecast.load_seconds)} s")
+    cold = forecast.cold
+    if cold is not None and cold.held_out_settled is not None:
+        share = f"{cold.held_out_settled:.1%}"
+        lines.append(f"slots    once they have followed a topic that was left out, {share} of its "
+                     "picks are on the host")  # fmt: skip
     return lines + [f"assumes: {text}" for text in forecast.assumptions]
 
 

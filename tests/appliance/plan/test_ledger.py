@@ -58,6 +58,16 @@ def test_the_printed_bytes_add_up_to_the_printed_sums() -> None:
         assert sum(sizes[:-1]) == sizes[-1]
 
 
+def test_what_each_memory_node_pins_is_summed_over_its_ranks() -> None:
+    made = plan(TWO_CARDS, deepseek_v41_flash(), None, Policy())
+    text = "\n".join(ledger_lines(made))
+    nodes = text[text.index("memory node 0, ranks 0, 1") :]
+    pinned = [int(n.replace(",", "")) for n in re.findall(r" ([\d,]+) B ", nodes)]
+    lines = [i for rank in made.ranks for i in rank.ledger if i.pinned]
+    assert sum(pinned) == sum(i.size_bytes for i in lines)
+    assert {i.part for i in lines} == {"routed experts, on host", "lookup tables"}
+
+
 def test_shares_of_any_size_add_up_exactly() -> None:
     for size in (0, 1, 7, 103 * GIB + 1):
         assert sum(share_of(size, rank, 3) for rank in range(3)) == size
