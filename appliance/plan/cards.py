@@ -9,7 +9,7 @@ from typing import Literal
 from appliance.errors import PlanError, UsageError
 from appliance.plan.hardware import C2C_BYTES_PER_SECOND, recognise
 from appliance.plan.request import Policy
-from preflight.host import Gpu, Host
+from preflight.host import Gpu, Host, LinkRate
 
 # A kernel reads host memory at 0.925 of 55 GB/s on a trained PCIe 5.0 x16 link: 81 % of the
 # 63.0 GB/s that 16 lanes of 32 GT/s carry after 128b/130b coding (FACTS section 3).
@@ -46,16 +46,33 @@ def choose_cards(host: Host, policy: Policy) -> tuple[Card, ...]:
 
 def link_bytes_per_second(host: Host, gpu: Gpu) -> float | None:
     """What a kernel reads from the card's own memory node: measured if it was, else by the link."""
-    if host.measured is not None:
-        for rates in (host.measured.links_all_at_once, host.measured.links):
-            for rate in rates:
-                near = gpu.numa_node is None or rate.numa_node == gpu.numa_node
-                if rate.gpu == gpu.index and near and rate.zero_copy_bytes_per_second:
-                    return rate.zero_copy_bytes_per_second
+    measured = _measured(host, gpu)
+    if measured is not None:
+        return measured
     model = recognise(gpu.name)
     if model is not None and model.link == "c2c":
         return C2C_BYTES_PER_SECOND * ZERO_COPY_SHARE
     return pcie_bytes_per_second(gpu)
+
+
+def _measured(host: Host, gpu: Gpu) -> float | None:
+    """Alone, less what the card loses while all others copy, too: they decode together."""
+    if host.measured is None:
+        return None
+
+    def near(rates: tuple[LinkRate, ...]) -> LinkRate | None:
+        mine = (rate for rate in rates if rate.gpu == gpu.index)
+        return next((r for r in mine if gpu.numa_node in (None, r.numa_node)), None)
+
+    alone, together = near(host.measured.links), near(host.measured.links_all_at_once)
+    if together is not None and together.zero_copy_bytes_per_second:
+        return together.zero_copy_bytes_per_second
+    if alone is None or not alone.zero_copy_bytes_per_second:
+        return None
+    if together is None or not (together.copy_bytes_per_second and alone.copy_bytes_per_second):
+        return alone.zero_copy_bytes_per_second
+    kept = min(1.0, together.copy_bytes_per_second / alone.copy_bytes_per_second)
+    return alone.zero_copy_bytes_per_second * kept
 
 
 def pcie_bytes_per_second(gpu: Gpu) -> float | None:
