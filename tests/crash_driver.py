@@ -23,7 +23,7 @@ from appliance.weights.store import make_store
 from appliance.weights.sweep import gc
 from appliance.weights.verify import Reading, verify
 
-CONNECTIONS = 4
+CONNECTIONS = 2
 
 
 def run(operation, folder, argument):

@@ -19,7 +19,8 @@ from appliance.weights.release import check_release
 from appliance.weights.store import Store, open_store
 
 HERE = Path(__file__).resolve().parent
-CONNECTIONS = 4  # as in crash_driver
+CONNECTIONS = 2  # as in crash_driver
+LOOK_BYTES = 2 << 20  # headers, which every run asks for first
 KILL_BEFORE, KILL_AFTER = 0, -1
 NEVER = 0
 
@@ -122,6 +123,20 @@ def kill_pulls(crash: Crasher, folder: Path, url: str, kills: int, seed: int) ->
     return completed, done
 
 
+def kill_first_pull_at(
+    crash: Crasher, work: Path, source: str, points: list[int], failure: int
+) -> None:
+    """Kill a pull into an empty store at each call of `points`; then it completes."""
+    for n in points:
+        shutil.rmtree(work, ignore_errors=True)
+        end = crash.run("pull", work, source, n=n, failure=failure)
+        assert (end.signal, end.code) in ((9, None), (0, 0)), end
+        assert what_is_wrong(work) == [], n
+        assert crash.run("pull", work, source).code == 0
+        assert what_is_wrong(work) == []
+        assert len(open_store(work).releases()) == 1
+
+
 def kill_at(
     crash: Crasher, prepared: Path, work: Path, operation: str, argument: str, points: list[int]
 ) -> None:
@@ -157,4 +172,4 @@ def remark(store: Store) -> None:
 
 def refetch_limit(size_bytes: int, kills: int) -> int:
     """Bytes that may be asked for in all: one chunk a connection again for every kill."""
-    return size_bytes + kills * CONNECTIONS * CHUNK_BYTES
+    return size_bytes + kills * (CONNECTIONS * CHUNK_BYTES + LOOK_BYTES)

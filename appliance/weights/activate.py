@@ -6,9 +6,11 @@ came true; `previous` reads it as such.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +23,10 @@ from appliance.weights.marks import clean_mark
 from appliance.weights.release import check_release
 from appliance.weights.store import Store
 
-# A blob's name is its sha256, so it is found in any process, whatever its mounts call the store.
+# A blob's name is its sha256, so it is found in any process, whatever its mounts call the store;
+# the inode tells it from the same bytes in another store.
 _BLOB_IN_PATH = re.compile(rb"/blobs/[0-9a-f]{2}/([0-9a-f]{64})")
+_BLOB_IN_MAPS = re.compile(rb" (\d+) +/\S*/blobs/[0-9a-f]{2}/([0-9a-f]{64})")
 
 
 class Switch(Strict):
@@ -105,24 +109,30 @@ def read_history(store: Store) -> list[Switch]:
 def users(store: Store, release: str) -> Users:
     """Who maps or has open a blob of this release. Source: proc(5), maps and fd."""
     # From the links, not from the manifest, which takes longer to read than /proc does.
-    links = store.release_folder(release).rglob("*")
-    wanted = {os.fsencode(link.readlink().name) for link in links if link.is_symlink()}
+    links = [link for link in store.release_folder(release).rglob("*") if link.is_symlink()]
+    wanted = {(os.fsencode(link.readlink().name), link.stat().st_ino) for link in links}
     pids, unseen = [], 0
     for process in Path("/proc").iterdir():
         if not process.name.isdigit() or int(process.name) == os.getpid():
             continue
         try:
-            seen = set(_BLOB_IN_PATH.findall((process / "maps").read_bytes()))
-            for descriptor in os.scandir(process / "fd"):
-                seen.update(_BLOB_IN_PATH.findall(os.fsencode(os.readlink(descriptor.path))))  # noqa: PTH115
+            if not wanted.isdisjoint(_blobs_of(process)):
+                pids.append(int(process.name))
         except PermissionError:
             unseen += 1
-            continue
         except OSError:
             continue  # it ended meanwhile
-        if seen & wanted:
-            pids.append(int(process.name))
     return Users(tuple(sorted(pids)), unseen)
+
+
+def _blobs_of(process: Path) -> Iterator[tuple[bytes, int]]:
+    """sha256 and inode of every blob that a process has mapped or open, of whatever store."""
+    for found in _BLOB_IN_MAPS.finditer((process / "maps").read_bytes()):
+        yield found[2], int(found[1])
+    for descriptor in (process / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if name := _BLOB_IN_PATH.search(os.fsencode(descriptor.readlink())):
+                yield name[1], descriptor.stat().st_ino
 
 
 def _check_complete(store: Store, release: str) -> None:

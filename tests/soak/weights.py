@@ -27,7 +27,7 @@ from appliance.weights.store import make_store, open_store  # noqa: E402
 
 
 def soak_pull(crash, folder, seed, kills):
-    model = write_model(folder / "model", seed=1)
+    model = write_model(folder / "model", seed=1, rows=200_000)
     manifest = fetch(make_store(folder / "made"), str(model)).manifest
     server = HostileServer()
     try:

@@ -8,9 +8,17 @@ from pathlib import Path
 
 import crash_points
 import pytest
-from crash_points import Crasher, crasher, kill_at, kill_pulls, refetch_limit, what_is_wrong
+from crash_points import (
+    Crasher,
+    crasher,
+    kill_at,
+    kill_first_pull_at,
+    kill_pulls,
+    refetch_limit,
+    what_is_wrong,
+)
 from hostile_server import HostileServer
-from weights_models import BIG, fetch, same_bytes, write_model
+from weights_models import BIG, fetch, publish, same_bytes, sums_of, write_model
 
 from appliance.weights.activate import activate
 from appliance.weights.manifest import CHUNK_BYTES
@@ -52,6 +60,36 @@ def test_pull_survives_kills_anywhere_and_fetches_at_most_a_chunk_a_connection_a
     asked = sum(r.stop - r.start for r in mirror.requests if r.start is not None)
     size = sum(len(body) for path, body in mirror.files.items() if not path.endswith(MANIFEST))
     assert asked <= refetch_limit(size * (completed + 1), kills)
+
+
+def test_pull_survives_a_kill_at_every_call_that_makes_the_release(
+    crash: Crasher, folder: Path, small: tuple[Path, Path]
+):
+    calls = crash.run("pull", folder / "count", str(small[0])).calls
+    assert calls and calls > 60
+    points = [*range(calls - 24, calls + 1), *range(1, calls - 24, 12)]
+    kill_first_pull_at(crash, folder / "work", str(small[0]), points, crash_points.KILL_AFTER)
+
+
+def test_a_kill_in_mid_file_costs_at_most_a_chunk_a_connection(
+    crash: Crasher, folder: Path, tmp_path: Path, server: HostileServer
+):
+    model = write_model(tmp_path / "model", seed=1, rows=250_000)  # 122 MiB, 8 chunks
+    publish(server, model)
+    server.files["/m/SHA256SUMS"] = sums_of(model)
+    whole = crash.run("pull", folder / "count", f"{server.url}/m").calls
+    shutil.rmtree(folder / "count")
+    for n in (whole // 2, whole * 2 // 3):
+        server.requests.clear()
+        store = folder / f"store-{n}"
+        assert crash.run("pull", store, f"{server.url}/m", n=n).signal == 9
+        assert what_is_wrong(store) == []
+        assert crash.run("pull", store, f"{server.url}/m").code == 0
+        asked = sum(r.stop - r.start for r in server.requests if r.start is not None)
+        size = open_store(store).manifest(open_store(store).releases()[0]).size_bytes
+        looks = 4 << 20  # sizes and headers, twice
+        assert 0 < asked - size <= crash_points.CONNECTIONS * CHUNK_BYTES + looks
+        shutil.rmtree(store)
 
 
 def test_activate_survives_a_kill_at_every_call(crash: Crasher, folder: Path, two_releases: Store):
@@ -113,4 +151,4 @@ def test_a_chunk_that_the_disk_lost_after_it_was_journalled_is_the_only_one_fetc
     pulled = fetch(store, f"{mirror.url}/m", connections=1)
     assert same_bytes(store.release_folder(pulled.release), model)
     starts = [r.start for r in mirror.requests if r.path.endswith(BIG)]
-    assert starts == [missing, CHUNK_BYTES]
+    assert starts == [0, missing, CHUNK_BYTES]  # 0: the header, looked at first

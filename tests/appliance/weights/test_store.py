@@ -195,6 +195,25 @@ def test_a_process_that_maps_the_old_release_stops_an_activation_unless_told(sto
         engine.communicate()
 
 
+def test_a_process_that_maps_the_same_bytes_in_another_store_stops_nothing(store, three, folder):
+    other = make_store(folder / "other")
+    for release in three[:2]:
+        fetch(other, str(store.release_folder(release)))
+        activate(store, release, in_use_is_fine=True)
+    activate(store, three[0], in_use_is_fine=True)
+    code = "import sys; f = open(sys.argv[1]); print('open', flush=True); sys.stdin.read()"
+    shard = other.release_folder(three[0]) / BIG
+    engine = subprocess.Popen(
+        [sys.executable, "-c", code, str(shard)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        engine.stdout.readline()
+        activate(store, three[1])
+        assert store.current() == three[1]
+    finally:
+        engine.communicate()
+
+
 def test_activation_takes_under_100_ms_for_309_gib(store, three, monkeypatch):
     # 62 shards of 5 GiB: sparse blobs and a manifest of 19,840 chunks; the time is in the files'
     # names and marks, not in their bytes.
