@@ -9,7 +9,7 @@ from appliance.bench.ratio import Ratio, median_ratio, p5_ratio
 from appliance.bench.record import Record, Stamp
 from appliance.errors import UsageError
 
-SAME = ("seed", "shape", "trace_sha256", "text_sha256", "request")
+SAME = ("seed", "think", "shape", "trace_sha256", "text_sha256", "request")
 
 
 @dataclass(frozen=True)

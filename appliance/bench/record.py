@@ -35,11 +35,12 @@ class Stamp(_Strict):
 
     schema_version: Literal[1] = 1
     made: str
-    release: str
+    release: str | None
     kind: Literal["capacity", "turns"]
     goal: Goal
     model: str
     seed: int
+    think: bool = False
     shape: Shape
     trace_sha256: str | None = None
     text_sha256: str

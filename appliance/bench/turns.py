@@ -79,13 +79,15 @@ class Session:
     turns: tuple[Turn, ...]
 
 
-def sessions(shape: Shape, seed: int | str, *, think: bool = True) -> Iterator[Session]:
-    """Sessions without end. `think=False`: the next turn follows at once (a stream never idles)."""
+def sessions(shape: Shape, seed: int | str) -> Iterator[Session]:
+    """Sessions without end; a seed never shares more than the system prompt with another."""
     for number in itertools.count():
-        made = _session(shape, random.Random(f"{seed}/{number}"), f"{seed}-{number}")
-        if not think:
-            made = replace(made, turns=tuple(replace(t, think_seconds=0.0) for t in made.turns))
-        yield made
+        yield _session(shape, random.Random(f"{seed}/{number}"), f"{seed}-{number}")
+
+
+def unthinking(session: Session) -> Session:
+    """The same turns, each sent as soon as the one before is answered: a stream never idles."""
+    return replace(session, turns=tuple(replace(t, think_seconds=0.0) for t in session.turns))
 
 
 def _session(shape: Shape, chance: random.Random, name: str) -> Session:

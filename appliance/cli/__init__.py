@@ -14,12 +14,14 @@ from typer.exceptions import TyperException
 
 from appliance import render
 from appliance.cli import (
+    bench,
     bundles,
     care,
     container,
     demo,
     machine,
     planning,
+    seating,
     serving,
     sizing,
     store,
@@ -44,6 +46,8 @@ care.register(app)
 tuning.register(app)
 sizing.register(app)
 app.add_typer(machine.group, name="preflight")
+app.add_typer(bench.group, name="bench")
+app.add_typer(seating.group, name="capacity")
 app.add_typer(planning.group, name="plan")
 transfers.register(weights.group)
 store.register(weights.group)

@@ -15,7 +15,7 @@ from appliance.bench.client import Endpoint
 from appliance.bench.load import Load
 from appliance.bench.samples import Sample, from_json, problems, read_samples
 from appliance.bench.traces import read_trace
-from appliance.bench.turns import Shape, Spread, sessions
+from appliance.bench.turns import Shape, Spread, sessions, unthinking
 from appliance.errors import ServeError, UsageError
 
 Serve = Callable[[float, float], str]
@@ -30,7 +30,7 @@ SMALL = Shape(
 
 def loaded(url: str, kept: list[Sample], model: str = "fine") -> Load:
     endpoint = Endpoint(url, model, None, 20.0)
-    return Load(endpoint, sessions(SMALL, 1, think=False), kept.append)
+    return Load(endpoint, map(unthinking, sessions(SMALL, 1)), kept.append)
 
 
 def test_every_stream_runs_its_share_and_the_speed_is_the_servers(timed: Serve) -> None:

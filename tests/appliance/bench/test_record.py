@@ -14,7 +14,7 @@ from appliance.bench.plot import plot_lines, plot_svg
 from appliance.bench.record import BLOCKS, SAMPLES, Record, Stamp
 from appliance.bench.report import report, report_lines
 from appliance.bench.table import Row
-from appliance.bench.turns import Session, Shape, Spread, sessions
+from appliance.bench.turns import Session, Shape, Spread, sessions, unthinking
 from appliance.errors import ApplianceError, UsageError
 
 Serve = Callable[[float, float], str]
@@ -40,7 +40,7 @@ STAMP = Stamp(
 
 def target(url: str, engine: str = "first", model: str = "fine") -> Target:
     def some(tag: str) -> Iterator[Session]:
-        return sessions(SHAPE, f"1.{tag}", think=False)
+        return map(unthinking, sessions(SHAPE, f"1.{tag}"))
 
     ticks = iter(range(0, 10**6, 500))
     return Target(
