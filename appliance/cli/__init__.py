@@ -14,6 +14,7 @@ from typer.exceptions import TyperException
 
 from appliance import render
 from appliance.cli import (
+    accuracy,
     bench,
     bundles,
     care,
@@ -48,6 +49,7 @@ sizing.register(app)
 app.add_typer(machine.group, name="preflight")
 app.add_typer(bench.group, name="bench")
 app.add_typer(seating.group, name="capacity")
+app.add_typer(accuracy.group, name="accuracy")
 app.add_typer(planning.group, name="plan")
 transfers.register(weights.group)
 store.register(weights.group)

@@ -29,6 +29,7 @@ class Measured:
     engine: Callable[[], str | None]
     host_digest: str | None = None
     plan_digest: str | None = None
+    weights_digest: str | None = None
 
 
 def find(
@@ -75,6 +76,7 @@ def _appliance(files: Files, model: str | None, extra: dict[str, bool]) -> Measu
         engine=engine,
         host_digest=plan.made_from.host,
         plan_digest=state.plan_digest,
+        weights_digest=plan.made_from.checkpoint,
     )
 
 
