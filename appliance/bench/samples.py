@@ -138,6 +138,9 @@ def problems(samples: Iterable[Sample]) -> dict[str, int]:
         elif sample.role == "counted":
             found["no-usage"] += sample.output_tokens is None
             found["too-short"] += (sample.output_tokens or LEAST_TOKENS) < LEAST_TOKENS
+            found["one-piece"] += (sample.output_tokens or 0) >= LEAST_TOKENS and not sum(
+                sample.gaps
+            )
         found["empty-chunk"] += sample.empty_chunks
         found["stall"] += sample.stalls
     return {name: count for name, count in sorted(found.items()) if count}

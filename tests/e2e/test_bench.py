@@ -1,4 +1,4 @@
-"""Speed measured on the real engine: agent turns over two streams, with the engine's own counters."""
+"""Speed on the real engine: agent turns over two streams, with the engine's own counters."""
 
 import json
 import os

@@ -82,6 +82,12 @@ def test_speed_is_unknown_for_short_answers_and_zero_for_failed_ones() -> None:
     assert sample(error="reset").speed == 0.0
 
 
+def test_an_answer_that_came_at_once_is_counted_by_name() -> None:
+    at_once = sample(gaps=(0.0,) * 19)
+    assert at_once.speed is None and problems([at_once]) == {"one-piece": 1}
+    assert problems([sample(output_tokens=3)]) == {"too-short": 1}
+
+
 def test_a_stall_is_long_in_itself_and_against_the_turn() -> None:
     assert sample(gaps=(0.01,) * 18 + (0.25,)).stalls == 1
     assert sample(gaps=(0.01,) * 18 + (0.15,)).stalls == 0
