@@ -48,13 +48,15 @@ async def answer(asked: dict, mood: str, writer: asyncio.StreamWriter) -> None:
         body = b'{"error": {"message": "too many requests"}}'
         writer.write(b"HTTP/1.1 429 Too Many\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         return
-    writer.write(HEAD + event({"role": "assistant", "content": ""}))
+    writer.write(HEAD)
     count = asked.get("max_tokens") or asked["max_completion_tokens"]
     due = time.perf_counter() + FIRST
     for index in range(count):
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         if writer.transport.is_closing():
             return
+        if index == 0:  # with the first token, as vLLM does
+            writer.write(event({"role": "assistant", "content": ""}))
         if index == 3 and mood == "reset":
             writer.transport.abort()
         if index == 3 and mood == "hang":
