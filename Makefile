@@ -4,10 +4,10 @@ BIN := .venv/bin
 PINS := $(wildcard constraints/*.txt) pyproject.toml constraints/install.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check lint test soak fmt golden setup clean
+.PHONY: help demo check lint test soak image check-image fmt golden setup clean
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
 demo: .venv/engine ## make a small model, plan it, serve it, answer a chat request (about 3 minutes)
 	@$(BIN)/appliance demo
@@ -23,9 +23,23 @@ lint: .venv/dev ## format, style, types and who imports whom
 test: .venv/dev ## the tests alone
 	@$(BIN)/pytest
 
-soak: .venv/engine ## kill and fill the store of weights hundreds of times, then its speed (15 minutes)
+image: image/wheels/.torch ## build the demo's image (needs Docker)
+	@docker compose build demo
+
+check-image: .venv/dev image/wheels/.torch ## build the image, run it, test it, in a Docker engine of its own
+	@image/tests/run.sh
+
+# Whatever build of torch this machine's pip chooses, and not what pip in a container would.
+image/wheels/.torch: constraints/engine-cpu.in
+	@$(PYTHON) -m pip download --quiet --no-deps --dest image/wheels \
+		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep -o 'torch==[0-9.]*' $< | head -1)"
+	@touch $@
+
+soak: .venv/dev ## weights killed and disks filled hundreds of times, 200 upgrades with faults (15 minutes)
 	@$(BIN)/python tests/soak/weights.py
 	@$(BIN)/python tests/soak/weights_speed.py
+	@MOE_APPLIANCE_SOAK=200 $(BIN)/pytest -q tests/appliance/upgrade
+	@$(BIN)/python tests/soak/upgrades.py 10
 
 fmt: .venv/dev ## fix format and simple style
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from appliance import process
@@ -20,20 +20,27 @@ from appliance.errors import ServeError
 from appliance.progress import Hang, Sample, Watch, read_sample
 from appliance.serve.client import Client
 from appliance.serve.keys import first_key
+from appliance.serve.run import StopRequest
+from appliance.serve.spec import ServeSpec
 from appliance.serve.state import SERVING, Files, State
+from appliance.serve.supervise import supervise
 
 POLL_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
 RETRY_SECONDS = 5
+SECOND_HANG_SECONDS = 3600.0  # a hang so soon after a restart: the restart did not help
 
 
 class Agent:
-    """One per supervisor. `observe` is told every state; `metrics` makes the text of /metrics."""
+    """One per supervisor. `observe` is told every state; `metrics` makes the text of /metrics.
+
+    Without an address it only watches for hangs.
+    """
 
     def __init__(
         self,
         files: Files,
-        address: tuple[str, int],
+        address: tuple[str, int] | None,
         hang_seconds: float,
         metrics: Callable[[Agent], str] = lambda agent: "",
     ) -> None:
@@ -41,7 +48,7 @@ class Agent:
         self._watch = Watch(hang_seconds)
         self._metrics = metrics
         self._stopping = threading.Event()
-        self._server = _listen(address, self)
+        self._server = None if address is None else _listen(address, self)
         self.step = "settings"  # of the container, before there is a state
         self.state: State | None = None
         self.hang: Hang | None = None  # the one that is being dealt with
@@ -52,17 +59,20 @@ class Agent:
 
     @property
     def port(self) -> int:
+        assert self._server is not None
         return int(self._server.server_address[1])
 
     def __enter__(self) -> Agent:
-        for work in (self._server.serve_forever, self._poll):
-            threading.Thread(target=work, daemon=True).start()
+        threading.Thread(target=self._poll, daemon=True).start()
+        if self._server is not None:
+            threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
-        self._server.shutdown()
-        self._server.server_close()
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
 
     def observe(self, state: State) -> None:
         self.state = state
@@ -123,6 +133,41 @@ class Agent:
 
     def page(self) -> str:
         return self._metrics(self)
+
+
+def attend(
+    agent: Agent,
+    spec: ServeSpec,
+    inherited: Mapping[str, str],
+    observe: Callable[[State], None],
+    stop: StopRequest,
+    say: Callable[[str], None],
+) -> State:
+    """Supervise until stopped; the last state. A hung engine is started again, but not twice soon.
+
+    Raises ServeError as `supervise` does, and where the engine hangs again within an hour.
+    """
+    last_hang: float | None = None
+
+    def told(state: State) -> None:
+        agent.observe(state)
+        observe(state)
+
+    while True:
+        try:
+            return supervise(spec, inherited, told, stop)
+        except ServeError as error:
+            hang, now = agent.hang, time.monotonic()
+            if hang is None:
+                raise
+            if last_hang is not None and now - last_hang < SECOND_HANG_SECONDS:
+                raise ServeError(
+                    f"{hang.words} again, {now - last_hang:.0f} s after it was restarted for that",
+                    fix="appliance support-bundle, and report it",
+                ) from error
+            last_hang = now
+            say(f"{hang.words}; starting it again")
+            agent.restarted()
 
 
 def end_engine(state: State) -> None:

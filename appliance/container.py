@@ -11,16 +11,17 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from appliance.agent import Agent
+from appliance.agent import Agent, attend
 from appliance.checkpoint.exl3 import read_checkpoint
 from appliance.checkpoint.model import Checkpoint
-from appliance.errors import ApplianceError, CheckFailed, ServeError, UsageError
+from appliance.errors import ApplianceError, CheckFailed, UsageError
 from appliance.plan.check import check_plan
 from appliance.plan.guards import guard
 from appliance.plan.model import Plan, load_plan
@@ -30,12 +31,11 @@ from appliance.serve.prepare import GUARD_IDS
 from appliance.serve.run import StopRequest
 from appliance.serve.spec import ServeSpec, Wishes, spec
 from appliance.serve.state import SERVING, Files, State, make_folder, write_aside
-from appliance.serve.supervise import supervise
 from appliance.settings import Settings
 from preflight import Host, Live, Needs, Report, check, inspect, plan_needs, profile
 
 FAILURE = "failure.json"
-SECOND_HANG_SECONDS = 3600.0  # a hang so soon after a restart: the restart did not help
+PREBUILT = Path("/opt/kernels/triton")  # made by image/compile.py
 CACHES = {
     "VLLM_CACHE_ROOT": "vllm",
     "TRITON_CACHE_DIR": "triton",
@@ -129,30 +129,12 @@ def bind(launch: Launch) -> None:
 def engine(launch: Launch) -> None:
     """Serve until stopped. A hung engine is started again once; a dead one ends the container."""
     assert launch.spec is not None and launch.agent is not None
-    agent, last_hang = launch.agent, None
 
     def observe(state: State) -> None:
         launch.served |= state.phase in SERVING
-        agent.observe(state)
         launch.observe(state)
 
-    while True:
-        try:
-            supervise(launch.spec, launch.environment, observe, launch.stop)
-            return
-        except ServeError as error:
-            hang = agent.hang
-            if hang is None:
-                raise
-            now = time.monotonic()
-            if last_hang is not None and now - last_hang < SECOND_HANG_SECONDS:
-                raise ServeError(
-                    f"{hang.words} again, {now - last_hang:.0f} s after it was restarted for that",
-                    fix="appliance support-bundle, and report it",
-                ) from error
-            last_hang = now
-            launch.say(f"{hang.words}; starting it again")
-            agent.restarted()
+    attend(launch.agent, launch.spec, launch.environment, observe, launch.stop, launch.say)
 
 
 @dataclass(frozen=True)
@@ -251,6 +233,9 @@ def _caches(files: Files, settings: Settings, checkpoint: Checkpoint, made: Plan
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     folder = files.folder / "cache" / key
     folder.mkdir(parents=True, exist_ok=True)
+    if PREBUILT.is_dir():
+        # What Triton would need a compiler for; there is none in the image.
+        shutil.copytree(PREBUILT, folder / CACHES["TRITON_CACHE_DIR"], dirs_exist_ok=True)
     return {name: str(folder / part) for name, part in CACHES.items()}
 
 

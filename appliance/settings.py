@@ -72,7 +72,9 @@ class Settings(BaseModel):
         False, description="in a container: stay up, not ready, when a step fails, until stopped"
     )
     agent_host: str = Field("127.0.0.1", description="the address of health and metrics")
-    agent_port: Port = Field(8001, description="the port of health and metrics")
+    agent_port: Port | None = Field(
+        None, description="the port of health and metrics; default: 8001 in a container, else none"
+    )
     hang_seconds: Annotated[float, Field(ge=5)] = Field(
         45.0, description="no step for this long while requests wait: the engine hangs"
     )

@@ -25,6 +25,12 @@ def inspect(source: Source, folders: Mapping[str, str] | None = None) -> Host:
         folders = source.folders or DEFAULT_FOLDERS
     source.folders = dict(folders)
     look = Looking(source)
+    with look.ahead(*software.COMMANDS):
+        return _host(look, folders)
+
+
+def _host(look: Looking, folders: Mapping[str, str]) -> Host:
+    source = look.source
     info = keyed_kib(look.text("/proc/meminfo"))
     nodes = numa.numa_nodes(look)
     only_node = nodes[0].index if len(nodes) == 1 else None

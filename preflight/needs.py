@@ -82,9 +82,12 @@ def plan_needs(
     Raises KeyError where it is not a plan: read it with the planner's own loader first.
     """
     by_node: dict[int, int] = {}
-    total, pieces, cards, device = 0, 0, [], 0
+    peak, total, pieces, cards, device = 0, 0, 0, [], 0
     for rank in plan["ranks"]:
-        pinned = sum(line["size_bytes"] for line in rank["ledger"] if line["home"] == "host")
+        in_host = sum(line["size_bytes"] for line in rank["ledger"] if line["home"] == "host")
+        peak += in_host
+        # Nothing is registered with a driver where there is no GPU.
+        pinned = in_host if rank["device"] == "cuda" else 0
         total += pinned
         pieces += _pieces(pinned, chunk_bytes)
         if rank["numa_node"] is not None:
@@ -103,7 +106,7 @@ def plan_needs(
         gpu_bytes=device if on_gpu else None,
         pinned_bytes=total,
         pinned_bytes_by_node=by_node,
-        load_peak_bytes=total + ranks * (ENGINE_BYTES_PER_RANK + STAGING_BYTES_PER_RANK),
+        load_peak_bytes=peak + ranks * (ENGINE_BYTES_PER_RANK + STAGING_BYTES_PER_RANK),
         registrations=pieces,
         largest_registration_bytes=chunk_bytes,
         huge_page_bytes=huge_page_bytes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,14 @@ class Recording(Source):
         self.label = live.label
         self.answers: dict[str, dict[str, Any]] = {}
         self.blank = Blanker(_hostname(live))
+        self._lock = threading.Lock()
 
     def answer(self, kind: str, *words: str) -> Any:
+        # One question at a time: placeholders are numbered in the order of what they stand for.
+        with self._lock:
+            return self._ask(kind, *words)
+
+    def _ask(self, kind: str, *words: str) -> Any:
         kept = self.answers.setdefault(kind, {})
         key = " ".join(words)
         if key in kept:

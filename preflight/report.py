@@ -10,7 +10,8 @@ from typing import Literal, NamedTuple
 
 from preflight.checks import CHECKS
 from preflight.checks.check import FAIL, WARN, Check, Saw, Severity
-from preflight.host import Facts, Host
+from preflight.host import Facts, Host, Measured
+from preflight.measured_lines import measured_lines, prometheus_lines
 from preflight.needs import Needs
 
 WIDTH = 100
@@ -50,6 +51,8 @@ class Report(Facts):
     label: str | None = None
     findings: tuple[Finding, ...] = ()
     checks_run: int = 0
+    # What --measure saw; None where nothing was measured.
+    measured: Measured | None = None
 
     @property
     def failures(self) -> tuple[Finding, ...]:
@@ -104,6 +107,10 @@ class Report(Facts):
             for finding in self.unknowns:
                 text = f"{finding.area}: {finding.saw} ({finding.check})"
                 yield from (Line(t, "unknown") for t in _wrapped(text, "  ", width))
+        if self.measured is not None:
+            yield from (Line(""), Line("Measured:"))
+            for text in measured_lines(self.measured):
+                yield from (Line(t) for t in _wrapped(text, "  ", width))
 
     def text(self, width: int = WIDTH) -> str:
         return "\n".join(line.text for line in self.lines(width)) + "\n"
@@ -126,7 +133,12 @@ def check(host: Host, needs: Needs | None = None, ignore: Collection[str] = ()) 
         for finding in _findings(row, host, wanted, row.id in ignore)
     ]
     found.sort(key=lambda pair: (ORDER[pair[0].severity], pair[1]))
-    return Report(label=host.label, findings=tuple(f for f, _ in found), checks_run=len(CHECKS))
+    return Report(
+        label=host.label,
+        findings=tuple(f for f, _ in found),
+        checks_run=len(CHECKS),
+        measured=host.measured,
+    )
 
 
 def _findings(row: Check, host: Host, needs: Needs, ignored: bool) -> Iterator[Finding]:
@@ -198,5 +210,6 @@ def prometheus(report: Report) -> str:
         "# HELP moe_appliance_preflight_exit_code exit code of the last preflight",
         "# TYPE moe_appliance_preflight_exit_code gauge",
         f"moe_appliance_preflight_exit_code {report.exit_code()}",
+        *(prometheus_lines(report.measured) if report.measured else ()),
     ]
     return "\n".join(lines) + "\n"

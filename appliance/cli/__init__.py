@@ -21,8 +21,10 @@ from appliance.cli import (
     machine,
     planning,
     serving,
+    sizing,
     store,
     transfers,
+    tuning,
     weights,
 )
 from appliance.errors import ApplianceError
@@ -39,6 +41,8 @@ serving.register(app)
 demo.register(app)
 container.register(app)
 care.register(app)
+tuning.register(app)
+sizing.register(app)
 app.add_typer(machine.group, name="preflight")
 app.add_typer(planning.group, name="plan")
 transfers.register(weights.group)

@@ -92,6 +92,41 @@ def run(
     return _told(runner.upgrade(target))
 
 
+@group.command("plan")
+def plan_(
+    model: Annotated[Path, typer.Option(help="The checkpoint to serve from now on.")],
+    release: Annotated[str, typer.Option(help="What to call this deployment.")] = "next",
+    plan: Annotated[Path | None, typer.Option(help="Its plan; else one is made.")] = None,
+) -> None:
+    """What an upgrade would change, and for how long nothing would be served. Changes nothing."""
+    from appliance.plan.model import load_plan
+    from appliance.serve.spec import spec
+    from appliance.upgrade.book import Deployment, changes, read_book
+    from appliance.upgrade.here import Here
+
+    runner, settings = _runner(), read_settings()
+    here = runner.world
+    assert isinstance(here, Here)
+    current = read_book(runner.path).current or here.served()
+    wanted = Deployment(release=release, model=model.absolute(), plan=plan and plan.absolute())
+    here.pull(wanted)
+    here.verify(wanted)
+    target = here.plan(wanted)
+    assert target.plan is not None
+    made = load_plan(target.plan)
+    started = spec(made, target.model, target.plan, wishes_of(settings), files_of(settings))
+    render.table(list(changes(current, target).items()))
+    for home in ("device", "host"):
+        held = max(rank.total_bytes(home) for rank in made.ranks)
+        render.table([(f"largest rank, {home}", render.size(held))])
+    longest = settings.drain_seconds + started.load_seconds
+    render.table([
+        ("not serving", f"about {render.duration(started.load_seconds)} while it loads, after"
+         f" {render.duration(settings.drain_seconds)} of draining at most"
+         f" ({render.duration(longest)} in all)"),
+    ])  # fmt: skip
+
+
 @group.command()
 def resume() -> int:
     """Finish an upgrade that was cut off by a crash or a power cut."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from appliance.agent import Agent
     from appliance.container import Launch
 
+AGENT_PORT = 8001
+
 
 def register(app: typer.Typer) -> None:
     app.command()(container)
@@ -51,7 +53,7 @@ def container(
     launch = _launch(settings, demo, stop)
     agent = Agent(
         files,
-        (settings.agent_host, settings.agent_port),
+        (settings.agent_host, settings.agent_port or AGENT_PORT),
         settings.hang_seconds,
         lambda agent: _page(agent, launch),
     )
@@ -121,27 +123,12 @@ class _Told:
 
 
 def _page(agent: Agent, launch: Launch) -> str:
-    from appliance import metrics
-    from appliance.cli.view import serving_facts
-    from appliance.serve import local
-    from appliance.serve.state import SERVING
+    from appliance.cli.view import metrics_page
 
-    serving = agent.state is not None and agent.state.phase in SERVING and agent.hang is None
-    found = local.status(launch.files) if serving else None
-    return metrics.page(
-        metrics.Facts(
-            host=launch.host,
-            report=launch.report,
-            plan=launch.plan,
-            serving=serving_facts(agent.state),
-            engine=None if found is None else found.engine,
-            exposition=agent.exposition,
-            hung=agent.hang is not None,
-            restarts=agent.restarts,
-            release=launch.settings.release,
-            image_digest=launch.settings.image_digest,
-        )
-    )
+    return metrics_page(
+        agent, launch.files, launch.settings, host=launch.host, report=launch.report,
+        plan=launch.plan,
+    )  # fmt: skip
 
 
 def health(
@@ -149,15 +136,25 @@ def health(
     json: options.Json = False,
 ) -> int:
     """Does it serve, and if not, why not? Exit code 0: it does; 3: not (yet); 1: nobody answers."""
+    from appliance.cli.view import health_of
+    from appliance.errors import ServeError
+    from appliance.serve import local
     from appliance.serve.client import ask_agent
 
     settings = read_settings()
-    answer = ask_agent(settings.agent_host, settings.agent_port)
+    if settings.agent_port is None:
+        found = local.status(files_of(settings))
+        if found is None:
+            raise ServeError("nothing was started yet", fix="appliance up, or appliance demo")
+        ready, body = found.is_serving, health_of(found)
+    else:
+        answer = ask_agent(settings.agent_host, settings.agent_port)
+        ready, body = answer.ready, answer.body
     if json:
-        render.as_json(answer.body)
+        render.as_json(body)
     elif not quiet:
-        render.table([("ready", "yes" if answer.ready else "no"), *answer.body.items()])
-    return 0 if answer.ready else 3
+        render.table([("ready", "yes" if ready else "no"), *body.items()])
+    return 0 if ready else 3
 
 
 def canary(

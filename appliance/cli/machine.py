@@ -3,66 +3,158 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from appliance import render
 from appliance.cli import options
+from appliance.errors import UsageError
+from appliance.settings import Settings, read_settings
 
 if TYPE_CHECKING:
-    from preflight import Host, Needs
+    from appliance.cli.judging import Wanted
+    from preflight import Report
+
+BARE = Path("-")
+
+
+class Group(TyperGroup):
+    """`--plan` with no file after it means the plan of the state directory."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        after = [*args[1:], "--"]
+        bare = {
+            at for at, word in enumerate(args) if word == "--plan"
+            and (after[at].startswith("-") or after[at] in self.commands)
+        }  # fmt: skip
+        words = [f"--plan={BARE}" if at in bare else word for at, word in enumerate(args)]
+        return super().parse_args(ctx, words)
+
 
 group = typer.Typer(
-    help="Look at this machine: will it serve well, and what to change.", rich_markup_mode=None
+    cls=Group,
+    help="Look at this machine: will it serve well, and what to change.",
+    rich_markup_mode=None,
 )
 
 
 @group.callback(invoke_without_command=True)
 def preflight(
     context: typer.Context,
-    host: Annotated[
-        Path | None, typer.Option(help="Judge this recorded machine instead.", metavar="DIR")
-    ] = None,
-    plan: Annotated[
-        Path | None, typer.Option(help="Judge by what this plan needs.", metavar="FILE")
-    ] = None,
     model: Annotated[
         Path | None, typer.Option(help="Plan this model, judge by that plan.", metavar="DIR")
     ] = None,
-    gpus: Annotated[int, typer.Option(help="Cards wanted before there is a plan; 0: none.")] = 1,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            help="With a model (--model or APPLIANCE_MODEL): write its plan, if nothing fails, to "
+            "FILE or to where `up` looks. Without: judge by the plan in FILE.",
+            metavar="[FILE]",
+        ),
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=0, help="Cards to use; 0: none. (default: settings, then 1)")
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure links, pins and disk, too (under 60 s).")
+    ] = False,
     ignore: options.Ignore = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail, too.")] = False,
+    host: options.Recorded = None,
+    root: options.Root = None,
     record: Annotated[
         Path | None,
         typer.Option(help="Also keep what was seen, serials blanked.", metavar="DIR"),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail, too.")] = False,
     json: options.Json = False,
     prometheus: Annotated[
         bool, typer.Option("--prometheus", help="A textfile for node_exporter on stdout.")
     ] = False,
 ) -> int:
     """Exit code 0: ready; 3: a check failed; 4: only warnings (3 with --strict)."""
-    from appliance.errors import UsageError
-    from preflight import check
-    from preflight.report import UnknownCheck
+    from appliance.cli import judging
+    from preflight.measure import SECONDS as MEASURE_SECONDS
     from preflight.report import prometheus as textfile
 
     if context.invoked_subcommand is not None:
+        _refuse_options(context)
         return 0
-    with render.Progress("looking at the machine"):
-        seen = options.machine(host, record)
-    try:
-        report = check(seen, _needs(seen, plan, model, gpus), ignore or ())
-    except UnknownCheck as error:
-        raise UsageError(str(error)) from error
+    if json and prometheus:
+        raise UsageError("--json and --prometheus both want stdout: give one of them")
+    if measure and host is not None:
+        raise UsageError("--measure measures this machine, and --host is a recording")
+    settings = read_settings()
+    if plan == BARE:
+        plan, model = _where_up_looks(settings, model, host)
+    source = options.source(host, root or (None if host else settings.host_root))
+    seen = judging.Seen.of(source, record, None if host else judging.folders(settings, model))
+    what = judging.wanted(seen.host, model, plan, gpus, settings)
+    if measure:
+        with render.Progress("measuring links, pins and disk", MEASURE_SECONDS):
+            seen.measure(what, model, settings)
+        what = judging.wanted(seen.host, model, plan, gpus, settings)
+    seen.save()
+    ignored = {*(ignore or ()), *(name for name in settings.ignore_checks.split(",") if name)}
+    report = judging.judged(seen.host, what, ignored)
     if json:
         render.piece(report.to_json())
-    elif prometheus:
-        render.piece(textfile(report))
     else:
-        render.piece(report.text())
+        render.piece(textfile(report) if prometheus else report.text())
+    if what.refusal is not None:
+        raise what.refusal
+    if model is not None and plan is not None:
+        _write(what, plan, report)
     return report.exit_code(strict=strict)
+
+
+def _where_up_looks(settings: Settings, model: Path | None, host: Path | None) -> tuple[Path, Path]:
+    """The state directory's plan, and the model asked for, set, or served last."""
+    from appliance.cli.serving import files_of
+    from appliance.serve.state import make_folder, read_state
+
+    if host is not None:
+        raise UsageError(
+            "--host is another machine: `up` would serve its plan here",
+            fix="name a file: --plan FILE",
+        )
+    files = files_of(settings)
+    last = read_state(files)
+    model = model or settings.model or (last.model if last else None)
+    if model is None:
+        raise UsageError(
+            "--plan plans a model, and none is given, set or served yet",
+            fix="--model DIR, or APPLIANCE_MODEL; --plan FILE judges by a plan there is",
+        )
+    make_folder(files)
+    return files.plan, model
+
+
+def _write(what: Wanted, path: Path, report: Report) -> None:
+    """The plan, pinning included; not where a check failed."""
+    from appliance.cli.judging import pinning_lines
+
+    assert what.plan is not None
+    if report.failures:
+        render.say(f"no plan was written to {path}: a check failed")
+        return
+    what.plan.write(path)
+    for line in pinning_lines(what.plan):
+        render.say(line)
+    render.say(f"plan written to {path}")
+
+
+def _refuse_options(context: typer.Context) -> None:
+    """An option before a subcommand would be dropped without a word."""
+    for name in context.params:
+        found = context.get_parameter_source(name)
+        if found is not None and found.name != "DEFAULT":
+            sub = context.invoked_subcommand
+            raise UsageError(
+                f"--{name} belongs to preflight itself, not to `preflight {sub}`",
+                fix=f"appliance preflight {sub} --help",
+            )
 
 
 @group.command("list")
@@ -79,22 +171,18 @@ def catalogue(json: options.Json = False) -> None:
         render.data(f"{area:<9} {check:<{width}} {severity:<5} {threshold}")
 
 
-def _needs(host: Host, plan: Path | None, model: Path | None, gpus: int) -> Needs:
-    """From the plan given, else from one made for the model, else from the profile."""
-    from appliance.errors import UsageError
-    from appliance.plan.model import load_plan
-    from preflight import plan_needs, profile
+@group.command()
+def picture(
+    file: Annotated[Path, typer.Argument(metavar="FILE.svg", help="Where to draw.")],
+    host: options.Recorded = None,
+    root: options.Root = None,
+) -> None:
+    """Draw sockets, memory nodes, GPUs and links; measured rates where a recording has them."""
+    from appliance.cli import judging
+    from preflight.picture import picture as drawn
 
-    if plan is not None and model is not None:
-        raise UsageError("both --plan and --model: the needs come from one of them")
-    if plan is not None:
-        return plan_needs(load_plan(plan).model_dump(mode="json"))
-    if model is None:
-        return profile(gpus=gpus, device="cuda" if gpus else "cpu")
-
-    from appliance.checkpoint.exl3 import read_checkpoint
-    from appliance.plan.planner import plan as make_plan
-    from appliance.plan.request import Policy
-
-    made = make_plan(host, read_checkpoint(model.absolute()), None, Policy())
-    return plan_needs(made.model_dump(mode="json"))
+    settings = read_settings()
+    source = options.source(host, root or (None if host else settings.host_root))
+    seen = judging.Seen.of(source, None, None if host else judging.folders(settings, None))
+    file.write_text(drawn(seen.host), encoding="utf-8")
+    render.data(str(file))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from appliance.plan.request import Policy
     from appliance.plan.routing import Heat
     from preflight import Host
+    from preflight.answers import Source
 
 Model = Annotated[Path | None, typer.Option(help="Folder of an EXL3 checkpoint.", metavar="DIR")]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
@@ -36,6 +37,15 @@ HostShare = Annotated[
 ]
 Ignore = Annotated[
     list[str] | None, typer.Option(help="A failure of this check only warns.", metavar="ID")
+]
+Recorded = Annotated[
+    Path | None, typer.Option("--host", help="A recorded machine instead.", metavar="DIR")
+]
+Root = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where the host's /proc and /sys are mounted (APPLIANCE_HOST_ROOT).", metavar="DIR"
+    ),
 ]
 HeatFiles = Annotated[
     list[Path] | None,
@@ -62,19 +72,32 @@ def heat(files: list[Path] | None) -> Heat | None:
     return found.heat
 
 
-def machine(recorded: Path | None, record: Path | None = None) -> Host:
-    """This machine, or the one recorded in a folder; kept in `record` where that is given."""
+def source(recorded: Path | None, root: Path | None = None) -> Source:
+    """This machine (its /proc and /sys below `root`), or the one recorded in a folder."""
     from appliance.errors import UsageError
-    from preflight import Live, Recorded, Recording, inspect
+    from preflight import Live, Recorded
     from preflight.answers import Unreadable
 
+    if recorded is not None and root is not None:
+        raise UsageError("--host is a recording and --root a machine: give one of them")
+    if root is not None and not ((root / "proc").is_dir() and (root / "sys").is_dir()):
+        raise UsageError(
+            f"{root} holds no proc and sys", fix="mount the host's /proc and /sys below it"
+        )
     try:
-        source = Live() if recorded is None else Recorded(recorded)
+        return Live(root or Path("/")) if recorded is None else Recorded(recorded)
     except Unreadable as error:
         raise UsageError(f"cannot replay a machine: {error}") from error
+
+
+def machine(recorded: Path | None, record: Path | None = None) -> Host:
+    """This machine, or the one recorded in a folder; kept in `record` where that is given."""
+    from preflight import Recording, inspect
+
+    asked = source(recorded)
     if record is None:
-        return inspect(source)
-    recording = Recording(source, record)
+        return inspect(asked)
+    recording = Recording(asked, record)
     host = inspect(recording)
     recording.save()
     return host

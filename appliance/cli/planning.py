@@ -1,4 +1,4 @@
-"""plan make, show, ledger, explain, diff: a plan without an engine."""
+"""plan make, show, ledger, explain, diff, simulate, picture: a plan without an engine."""
 
 from __future__ import annotations
 
@@ -100,3 +100,52 @@ def diff(old: PlanPath, new: PlanPath) -> None:
     from appliance.plan.model import load_plan
 
     render.lines(diff_lines(load_plan(old), load_plan(new)))
+
+
+@group.command()
+def simulate(
+    plan: PlanPath = HERE,
+    heat: options.HeatFiles = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Replay this router trace (.jsonl, .csv) in its order.", metavar="FILE"),
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Rows a step.", metavar="N")] = 4,
+    seed: Annotated[str, typer.Option(help="Same seed, same draws.")] = "1",
+) -> None:
+    """Replay traffic on a plan: picks that wait on the host, by rule for the spare slots.
+
+    --heat draws rows of each topic in the counts; --trace replays recorded ones.
+    """
+    from appliance.errors import UsageError
+    from appliance.plan.heat_files import read_rows
+    from appliance.plan.model import load_plan
+    from appliance.plan.simulate_plan import simulate_lines, trace_lines
+
+    loaded, counts = load_plan(plan), options.heat(heat)
+    if trace is not None and counts is not None:
+        raise UsageError("both --heat and --trace: the rows come from one of them")
+    if trace is not None:
+        render.lines(trace_lines(loaded, read_rows(trace), batch))
+    elif counts is not None:
+        with render.Progress(f"replaying {batch} rows a step"):
+            lines = simulate_lines(loaded, counts, batch, seed)
+        render.lines(lines)
+    else:
+        raise UsageError(
+            "there is no traffic to replay", fix="--heat FILE with counts, or --trace FILE"
+        )
+
+
+@group.command()
+def picture(
+    file: Annotated[Path, typer.Argument(metavar="FILE.html", help="Where to write the page.")],
+    plan: Annotated[Path, typer.Option(help="The plan.", metavar="FILE")] = HERE,
+    heat: options.HeatFiles = None,
+) -> None:
+    """One page that needs nothing else: expert map, ledger, speed; with counts, heat beneath."""
+    from appliance.plan.model import load_plan
+    from appliance.plan.picture import page
+
+    file.write_text(page(load_plan(plan), options.heat(heat)), encoding="utf-8")
+    render.data(str(file))

@@ -137,12 +137,23 @@ def supervisor_argv(spec: ServeSpec, ignore: Iterable[str]) -> list[str]:
 
 def supervise_here(spec: ServeSpec) -> int:
     """Serve in the foreground until a signal says stop."""
+    from appliance.agent import Agent, attend
+    from appliance.cli.view import metrics_page
+    from appliance.plan.model import load_plan
     from appliance.serve.run import StopRequest
-    from appliance.serve.supervise import supervise
 
-    stop = StopRequest()
-    with stopping_on_signals(stop), watched() as observe:
-        last = supervise(spec, inherited_environment(), observe, stop)
+    settings, stop = read_settings(), StopRequest()
+    port = settings.agent_port
+    address = None if port is None else (settings.agent_host, port)
+    plan = load_plan(spec.plan_path)
+    agent = Agent(
+        spec.files,
+        address,
+        settings.hang_seconds,
+        lambda agent: metrics_page(agent, spec.files, settings, plan=plan),
+    )
+    with stopping_on_signals(stop), watched() as observe, agent:
+        last = attend(agent, spec, inherited_environment(), observe, stop, render.say)
     render.say(last.message or "stopped")
     return 130 if stop.number == signal.SIGINT else 0
 

@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any
 from appliance.render import duration, size
 
 if TYPE_CHECKING:
+    from appliance.agent import Agent
     from appliance.checkpoint.model import Checkpoint
     from appliance.metrics import Serving
+    from appliance.plan.model import Plan
     from appliance.serve.local import Status
-    from appliance.serve.state import State
+    from appliance.serve.state import Files, State
+    from appliance.settings import Settings
+    from preflight import Host, Report
 
 Row = tuple[str, Any]
 
@@ -90,4 +94,42 @@ def serving_facts(state: State | None) -> Serving | None:
         since=state.since,
         expected_load_seconds=state.expected_load_seconds,
         ready_after_seconds=state.ready_after_seconds,
+    )
+
+
+def health_of(found: Status) -> dict[str, Any]:
+    """What the agent would say, where it has no port."""
+    state = found.state
+    return {"phase": state.phase, "since": state.since, "message": state.message}
+
+
+def metrics_page(
+    agent: Agent,
+    files: Files,
+    settings: Settings,
+    *,
+    host: Host | None = None,
+    report: Report | None = None,
+    plan: Plan | None = None,
+) -> str:
+    """The text of /metrics; the engine is asked only while it serves."""
+    from appliance import metrics
+    from appliance.serve import local
+    from appliance.serve.state import SERVING
+
+    serving = agent.state is not None and agent.state.phase in SERVING and agent.hang is None
+    found = local.status(files) if serving else None
+    return metrics.page(
+        metrics.Facts(
+            host=host,
+            report=report,
+            plan=plan,
+            serving=serving_facts(agent.state),
+            engine=None if found is None else found.engine,
+            exposition=agent.exposition,
+            hung=agent.hang is not None,
+            restarts=agent.restarts,
+            release=settings.release,
+            image_digest=settings.image_digest,
+        )
     )

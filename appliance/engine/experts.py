@@ -18,6 +18,7 @@ from appliance.engine.counters import Counters
 from appliance.engine.linear import TENSOR_KINDS, placeholder
 from appliance.plan.model import load_plan
 from expert_kernels import codec, ops
+from expert_kernels.cuda import DeviceCounters, prepare
 
 PROJECTIONS = {"w1": 0, "w3": 1, "w2": 2}  # gate, up, down
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -43,6 +44,7 @@ class LiveLayer:
     experts: list[int]  # global numbers of the table's rows
     expert_map: torch.Tensor | None
     host_block_bytes: torch.Tensor  # int64 [global experts]
+    counters: DeviceCounters | None  # None: the engine records what it sees (CPU)
     swiglu_limit: float | None
     weight_on_input: bool
 
@@ -181,6 +183,8 @@ class ExpertsMethod(compat.FusedMoEMethodBase):
                 raise ValueError(f"{self.prefix}: expert {expert} came without {word}.{kind}")
         del self.seen
         live = self._live_layer(layer)
+        if live.counters is not None:  # all scratch now: vLLM gives what is left to the KV cache
+            prepare(live.table, layer.moe_config.experts_per_token)
         self.state.live[self.index] = live
         self.state.by_name[self.prefix] = live
 
@@ -197,14 +201,16 @@ class ExpertsMethod(compat.FusedMoEMethodBase):
         ]
         one = self.shape.experts[rows[0]]
         blocks = [arena.blocks.get((self.index, expert)) for expert in self._all()]
+        host, device = arena.pools["host"], self.scales.device
         return LiveLayer(
             shape=self.shape,
             table=ops.ExpertTable(
-                addresses=torch.tensor(addresses, dtype=torch.int64, device=self.scales.device),
+                addresses=torch.tensor(addresses, dtype=torch.int64, device=device),
                 hidden_size=self.hidden,
                 intermediate_size=self.intermediate,
                 bits=(one.gate.bits, one.up.bits, one.down.bits),
                 codebook=one.gate.codebook,
+                host_range=(host.address, host.address + host.size_bytes),
             ),
             scales=self.scales,
             experts=rows,
@@ -212,6 +218,9 @@ class ExpertsMethod(compat.FusedMoEMethodBase):
             host_block_bytes=torch.tensor(
                 [b.size_bytes if b is not None and b.home == "host" else 0 for b in blocks]
             ),
+            counters=None
+            if device.type == "cpu"
+            else self.state.counters.on_device(self.index, rows, len(self._all()), device),
             swiglu_limit=layer.swiglu_limit,
             weight_on_input=layer.apply_router_weight_on_input,
         )
@@ -237,14 +246,16 @@ def _experts(
     current = state()
     live = current.by_name[name]
     rows = topk_ids if live.expert_map is None else live.expert_map[topk_ids.long()]
-    current.counters.record(live.shape.index, topk_ids[rows >= 0], live.host_block_bytes)
+    if live.counters is None:
+        current.counters.record(live.shape.index, topk_ids[rows >= 0], live.host_block_bytes)
     return ops.experts(
         x,
-        topk_weights,
+        topk_weights.float(),
         rows,
         live.table,
         swiglu_limit=live.swiglu_limit,
         weight_on_input=live.weight_on_input,
+        counters=live.counters,
     )
 
 

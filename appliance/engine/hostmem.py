@@ -26,6 +26,8 @@ _PROT_READ_WRITE = 0x1 | 0x2
 _MAP_PRIVATE_ANONYMOUS = 0x02 | 0x20
 _MAP_HUGETLB_2MB = 0x40000 | (21 << 26)
 _MADV_HUGEPAGE = 14
+_MADV_POPULATE_WRITE = 23
+_MOST_THREADS = 16  # that make pages resident; more only wait for each other
 _MPOL_BIND = 2
 _SYS_MBIND = {"x86_64": 237, "aarch64": 235}
 
@@ -59,7 +61,8 @@ class HostMapping:
     for (a page touched on a node that has none is SIGBUS, so the counter is read first).
     """
 
-    def __init__(self, size_bytes: int, *, node: Node | None = None, threads: int = 4) -> None:
+    def __init__(self, size_bytes: int, *, node: Node | None = None, threads: int = 0) -> None:
+        """`threads` make the pages resident; 0: one for each near CPU, up to 16."""
         if size_bytes <= 0:
             raise HostMemoryError(f"a mapping of {size_bytes} bytes holds nothing")
         self.size_bytes = size_bytes
@@ -81,6 +84,7 @@ class HostMapping:
                 _libc.madvise(self.address, self.mapped_bytes, _MADV_HUGEPAGE)
             if node is not None:
                 _bind(self.address, self.mapped_bytes, node.index)
+            threads = threads or min(_MOST_THREADS, _near_cpus(node))
             _touch(self.address, self.mapped_bytes, page, node, threads)
         except BaseException:
             self.close()
@@ -189,28 +193,51 @@ def _bind(address: int, size_bytes: int, node: int) -> None:
 
 
 def _touch(address: int, size_bytes: int, page: int, node: Node | None, threads: int) -> None:
-    """Write every page once, from threads near the node: the pages are zeroed by near CPUs."""
+    """Make every page resident, from threads near the node: the pages are zeroed by near CPUs.
+
+    MADV_POPULATE_WRITE (Linux 5.14) writes nothing twice, and says so where a page cannot be had;
+    older kernels need a write to every byte, and end the process with SIGBUS instead.
+    """
     step = -(-size_bytes // threads // page) * page
-    starts = range(0, size_bytes, step)
+    refusals: list[int] = []
 
     def work(start: int) -> None:
         if node is not None and node.cpus:
             allowed = node.cpus & os.sched_getaffinity(0)
             if allowed:
                 os.sched_setaffinity(0, allowed)
-        ctypes.memset(address + start, 0, min(step, size_bytes - start))
+        length = min(step, size_bytes - start)
+        while _libc.madvise(address + start, length, _MADV_POPULATE_WRITE) != 0:
+            number = ctypes.get_errno()
+            if number == errno.EINVAL:
+                ctypes.memset(address + start, 0, length)
+            elif number not in (errno.EINTR, errno.EAGAIN):
+                refusals.append(number)
+            else:
+                continue
+            return
 
-    workers = [threading.Thread(target=work, args=(start,)) for start in starts]
+    workers = [threading.Thread(target=work, args=(s,)) for s in range(0, size_bytes, step)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
+    if refusals:
+        ctypes.set_errno(refusals[0])
+        raise _refused(f"give {size_bytes:,} bytes of pages")
+
+
+def _near_cpus(node: Node | None) -> int:
+    """CPUs that this process may use and that are near the node; all it may use if none is."""
+    mine = os.sched_getaffinity(0)
+    return len(mine if node is None else (node.cpus & mine) or mine)
 
 
 def _refused(what: str) -> HostMemoryError:
     number = ctypes.get_errno()
     way_out = {
         errno.EPERM: "give the container the capability SYS_NICE",
+        errno.EFAULT: "reserve more huge pages on that node, or none at all",
         errno.ENOMEM: "free memory, lower the plan's host bytes, or raise the memory limit",
         errno.EINVAL: "make the plan again on this machine: it may name a node that is not here",
         errno.ENOSYS: "this kernel has no NUMA: make the plan again on this machine",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from appliance.engine import compat
-from expert_kernels import codec, reference
+from expert_kernels import codec, ops
 
 TENSOR_KINDS = {
     "trellis": torch.int16,
@@ -160,10 +160,40 @@ def _multiply(x: torch.Tensor, part: Part) -> torch.Tensor:
     if "weight" in tensors:
         y = torch.nn.functional.linear(x, tensors["weight"].to(x.dtype))
     else:
-        y = reference.linear(
-            x, tensors["trellis"], tensors["suh"], tensors["svh"], codebook_of(set(tensors))
-        )
         skip = part.columns[0] % HADAMARD
-        y = y[..., skip : skip + part.columns[1] - part.columns[0]]
+        columns = (skip, skip + part.columns[1] - part.columns[0])
+        # One opaque op on a GPU: a compiler cannot follow addresses. On a CPU it can follow torch.
+        op = torch.ops.vllm.appliance_linear if x.is_cuda else _linear
+        y = op(
+            *(x, tensors["trellis"], tensors["suh"], tensors["svh"]),
+            *(codebook_of(set(tensors)), *columns),
+        )
     short = part.output_size - y.shape[-1]
     return torch.nn.functional.pad(y, (0, short)) if short else y
+
+
+def _linear(
+    x: torch.Tensor,
+    trellis: torch.Tensor,
+    suh: torch.Tensor,
+    svh: torch.Tensor,
+    codebook: str,
+    start: int,
+    end: int,
+) -> torch.Tensor:
+    return ops.linear(x, trellis, suh, svh, codebook, (start, end))
+
+
+def _linear_fake(
+    x: torch.Tensor,
+    trellis: torch.Tensor,
+    suh: torch.Tensor,
+    svh: torch.Tensor,
+    codebook: str,
+    start: int,
+    end: int,
+) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], end - start))
+
+
+compat.register_op("appliance_linear", _linear, _linear_fake)

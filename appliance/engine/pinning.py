@@ -39,8 +39,11 @@ class Driver:
             ) from error
         self._lib.cuMemHostRegister_v2.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]
         self._lib.cuMemHostUnregister.argtypes = [ctypes.c_void_p]
-        device_pointer = [ctypes.POINTER(ctypes.c_uint64), ctypes.c_void_p, ctypes.c_uint]
-        self._lib.cuMemHostGetDevicePointer_v2.argtypes = device_pointer
+        self._lib.cuMemHostGetDevicePointer_v2.argtypes = [
+            ctypes.POINTER(ctypes.c_uint64),
+            ctypes.c_void_p,
+            ctypes.c_uint,
+        ]
         self._lib.cuGetErrorString.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)]
 
     def register(self, address: int, size_bytes: int) -> int:

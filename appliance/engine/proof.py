@@ -173,13 +173,16 @@ def _relative_difference(
         x.to(device), one.to(device), row.to(device), live.table, swiglu_limit=limit
     ).cpu()
     books = [p.codebook for p in live.shape.experts[expert].projections]
+    # In float64 by plain torch, where the engine computes: a CPU takes seconds for a large expert.
+    wide = x.to(device).double()
+    stored = [{kind: t.to(device) for kind, t in parts.items()} for parts in stored]
     gate, up = (
-        reference.linear(x.double(), p["trellis"], p["suh"], p["svh"], book)
+        reference.linear(wide, p["trellis"], p["suh"], p["svh"], book)
         for p, book in zip(stored[:2], books, strict=False)
     )
     if limit is not None:
         gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
     inner = torch.nn.functional.silu(gate) * up
     down = stored[2]
-    expected = reference.linear(inner, down["trellis"], down["suh"], down["svh"], books[2])
+    expected = reference.linear(inner, down["trellis"], down["suh"], down["svh"], books[2]).cpu()
     return float((y.double() - expected).norm() / expected.norm().clamp(min=1e-30))

@@ -35,6 +35,7 @@ class WorkerExtension:
             "homes": homes(current.arena),
             "picks": picks,
             "host_bytes_read": current.counters.host_bytes_read,
+            "picks_not_here": current.counters.picks_not_here,
             "host_pages": None if host is None else host.page_kind,
         }
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from appliance.errors import PlanError, UsageError
 from appliance.plan.hardware import C2C_BYTES_PER_SECOND, recognise
 from appliance.plan.request import Policy
-from preflight.host import Gpu, Host
+from preflight.host import Gpu, Host, LinkRate
 
 # A kernel reads host memory at 0.925 of 55 GB/s on a trained PCIe 5.0 x16 link: 81 % of the
 # 63.0 GB/s that 16 lanes of 32 GT/s carry after 128b/130b coding (FACTS section 3).
@@ -45,16 +46,33 @@ def choose_cards(host: Host, policy: Policy) -> tuple[Card, ...]:
 
 def link_bytes_per_second(host: Host, gpu: Gpu) -> float | None:
     """What a kernel reads from the card's own memory node: measured if it was, else by the link."""
-    if host.measured is not None:
-        for rates in (host.measured.links_all_at_once, host.measured.links):
-            for rate in rates:
-                near = gpu.numa_node is None or rate.numa_node == gpu.numa_node
-                if rate.gpu == gpu.index and near and rate.zero_copy_bytes_per_second:
-                    return rate.zero_copy_bytes_per_second
+    measured = _measured(host, gpu)
+    if measured is not None:
+        return measured
     model = recognise(gpu.name)
     if model is not None and model.link == "c2c":
         return C2C_BYTES_PER_SECOND * ZERO_COPY_SHARE
     return pcie_bytes_per_second(gpu)
+
+
+def _measured(host: Host, gpu: Gpu) -> float | None:
+    """Alone, less what the card loses while all others copy, too: they decode together."""
+    if host.measured is None:
+        return None
+
+    def near(rates: tuple[LinkRate, ...]) -> LinkRate | None:
+        mine = (rate for rate in rates if rate.gpu == gpu.index)
+        return next((r for r in mine if gpu.numa_node in (None, r.numa_node)), None)
+
+    alone, together = near(host.measured.links), near(host.measured.links_all_at_once)
+    if together is not None and together.zero_copy_bytes_per_second:
+        return together.zero_copy_bytes_per_second
+    if alone is None or not alone.zero_copy_bytes_per_second:
+        return None
+    if together is None or not (together.copy_bytes_per_second and alone.copy_bytes_per_second):
+        return alone.zero_copy_bytes_per_second
+    kept = min(1.0, together.copy_bytes_per_second / alone.copy_bytes_per_second)
+    return alone.zero_copy_bytes_per_second * kept
 
 
 def pcie_bytes_per_second(gpu: Gpu) -> float | None:
@@ -77,8 +95,19 @@ def _gpu_cards(host: Host, policy: Policy) -> tuple[Card, ...]:
     if count > len(host.gpus) or not host.gpus:
         raise PlanError(f"{max(count, 1)} GPUs are asked for and the host has {len(host.gpus)}",
                         fix="ask for fewer, or plan with --device cpu")  # fmt: skip
-    chosen = sorted(host.gpus, key=lambda gpu: gpu.index)[:count]
+    chosen = _nearest(host.gpus, count)
     return tuple(_gpu_card(rank, gpu, host, policy) for rank, gpu in enumerate(chosen))
+
+
+def _nearest(gpus: Sequence[Gpu], count: int) -> list[Gpu]:
+    """The first cards by index that all sit on one memory node, else the first: cards on different
+    nodes are slower together. Cards that do not answer come last."""
+    order = sorted(gpus, key=lambda gpu: (gpu.fault is not None, gpu.index))
+    for first in order:
+        beside = [g for g in order if g.numa_node == first.numa_node and g.fault is None]
+        if first.numa_node is not None and len(beside) >= count:
+            return beside[:count]
+    return order[:count]
 
 
 def _gpu_card(rank: int, gpu: Gpu, host: Host, policy: Policy) -> Card:
@@ -86,6 +115,11 @@ def _gpu_card(rank: int, gpu: Gpu, host: Host, policy: Policy) -> Card:
         raise PlanError(
             f"GPU {gpu.index} cannot be used: {gpu.fault}",
             fix="repair it (appliance preflight says how), or plan without it",
+        )
+    if gpu.mig_enabled:
+        raise PlanError(
+            f"GPU {gpu.index} is split into MIG instances: its memory is not one whole",
+            fix=f"nvidia-smi -i {gpu.index} -mig 0, or use another card",
         )
     capacity, asked = gpu.memory_total_bytes, policy.device_capacity_bytes
     if capacity is None and asked is None:
@@ -104,13 +138,17 @@ def _gpu_card(rank: int, gpu: Gpu, host: Host, policy: Policy) -> Card:
 
 
 def _cpu_cards(host: Host, policy: Policy) -> tuple[Card, ...]:
-    """Without a GPU both homes are RAM: a rank's device is its part of what is available."""
+    """Without a GPU both homes are RAM: a rank's device is its part of all there is.
+
+    What is free at the moment is checked once the plan is made (room.py), so that it does not
+    change the plan.
+    """
     ranks = policy.tensor_parallel or 1
-    asked, available = policy.device_capacity_bytes, host.memory_available_bytes
-    if asked is None and available is None:
+    asked, total = policy.device_capacity_bytes, host.memory_total_bytes
+    if asked is None and total is None:
         raise PlanError("the memory of this host could not be read",
                         fix="say how much to use with --device-memory")  # fmt: skip
-    capacity = asked if asked is not None else (available or 0) // ranks
+    capacity = asked if asked is not None else (total or 0) // ranks
     rates = policy.link_bytes_per_second
     return tuple(
         Card(rank, "cpu", capacity, f"rank {rank}", None, "memory",

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from appliance.errors import PlanError, UsageError
 from appliance.plan.budget import GIB, KV_CACHE, ON_HOST, RESIDENT, SLOTS
 from appliance.plan.model import Home, LayerPlacement, Plan, RankPlan
-from appliance.plan.outlook import Forecast, Range, StreamPrediction
+from appliance.plan.outlook_lines import forecast_lines, step_line
 from appliance.plan.routing import Heat
 
 
 def ledger_lines(plan: Plan) -> list[str]:
     """Every line of every rank's ledger to the byte, and whether all experts would have fitted."""
-    return [line for rank in plan.ranks for line in _rank_ledger(plan, rank)]
+    lines = [line for rank in plan.ranks for line in _rank_ledger(plan, rank)]
+    return lines + list(_node_lines(plan))
 
 
 def show_lines(plan: Plan) -> list[str]:
@@ -34,9 +35,9 @@ def show_lines(plan: Plan) -> list[str]:
             f"    {_all_resident(plan, rank)}",
         ]
     lines += _trades(plan)
-    lines += [_step_line(step) for step in plan.predictions]
+    lines += [step_line(step) for step in plan.predictions]
     if plan.forecast is not None:
-        lines += _forecast_lines(plan.forecast)
+        lines += forecast_lines(plan.forecast)
     return lines + [f"note: {note}" for note in plan.notes]
 
 
@@ -58,38 +59,6 @@ def _trades(plan: Plan) -> list[str]:
     lines.append(f"trade    one more slot a layer instead of a resident: {copies / GIB:.2f} GiB of "
                  "host memory for its copy")  # fmt: skip
     return lines
-
-
-def _step_line(step: StreamPrediction) -> str:
-    link = "rate unknown" if step.link_ms_per_step is None else f"{step.link_ms_per_step:.1f} ms"
-    line = (
-        f"{step.streams} streams  {step.cold_share:.1%} of picks on the host, "
-        f"{step.link_bytes_per_step / 1e6:,.0f} MB over the link a step ({link})"
-    )
-    speed, compute, waiting = step.tokens_per_second, step.compute_ms, step.waiting_ms
-    if speed is None or compute is None or waiting is None:
-        return line
-    lost = step.topology_ms.likely if step.topology_ms else 0.0
-    far = f" + {lost:.1f} far cards" if lost else ""
-    return (
-        f"{line}; {speed.likely:.0f} ({speed.low:.0f} to {speed.high:.0f}) tokens/s each: "
-        f"{compute.likely:.1f} ms compute + {waiting.likely:.1f} host reads{far}"
-    )
-
-
-def _forecast_lines(forecast: Forecast) -> list[str]:
-    lines = [
-        f"first read of {p.tokens:,} tokens  {_span(p.seconds)} s; meanwhile others decode at "
-        f"{_span(p.others_tokens_per_second)} tokens/s"
-        for p in forecast.prefill
-    ]
-    if forecast.load_seconds is not None:
-        lines.append(f"loading  {_span(forecast.load_seconds)} s")
-    return lines + [f"assumes: {text}" for text in forecast.assumptions]
-
-
-def _span(value: Range) -> str:
-    return f"{value.likely:.3g} ({value.low:.3g} to {value.high:.3g})"
 
 
 def explain(plan: Plan, layer: int, expert: int, heat: Heat | None = None) -> str:
@@ -126,6 +95,17 @@ def _rank_ledger(plan: Plan, rank: RankPlan) -> Iterator[str]:
     yield _row("device has", rank.device_capacity_bytes, f"{spare:,} B are not used")
     yield f"  {_all_resident(plan, rank)}"
     yield f"  {_what_fits(rank)}"
+
+
+def _node_lines(plan: Plan) -> Iterator[str]:
+    """What is pinned on each memory node, over all ranks beside it."""
+    nodes = sorted({rank.numa_node for rank in plan.ranks if rank.numa_node is not None})
+    for node in nodes:
+        mine = [rank for rank in plan.ranks if rank.numa_node == node]
+        pinned = [line for rank in mine for line in rank.ledger if line.pinned]
+        yield f"memory node {node}, ranks {', '.join(str(rank.rank) for rank in mine)}"
+        for part in dict.fromkeys(line.part for line in pinned):
+            yield _row(part, sum(i.size_bytes for i in pinned if i.part == part), "pinned")
 
 
 def _row(part: str, size: int, words: str) -> str:

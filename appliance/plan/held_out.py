@@ -146,13 +146,17 @@ def held_out_lines(
     `rules` are for the whole model; counts of a few layers get their part of the promotions.
     """
     part = len(heat.counts) / link.layers
-    rules = rules.model_copy(update={"promotions_per_row": rules.promotions_per_row * part})
+    shared = rules.promotions_per_row * part
+    pooled = rules.model_copy(update={"promotions_per_row": shared, "pooled": True})
+    rules = pooled.model_copy(update={"pooled": False})
     names = sorted(heat.topics)
     alone = [(name,) for name in names]
     lines = [_header()]
     for batch in BATCHES:
         found = trials(heat, alone, split, rules, batch, seed)
         lines += _rows(f"held out, {batch} rows", found, link, part)
+    found = trials(heat, alone, split, pooled, 4, seed)
+    lines += _rows("held out, one pool, 4 rows", found, link, part)
     sticky = trials(heat, alone, split, rules, 6, seed, CONSECUTIVE_STICKINESS)
     lines += _rows("held out, 6 consecutive", sticky, link, part)
     bare = trials(heat, alone, split, rules, 4, seed, labelled=False)

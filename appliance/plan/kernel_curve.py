@@ -9,7 +9,7 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from appliance.errors import UsageError
 
@@ -90,6 +90,21 @@ def curve_from_measurements(name: str, rows: Sequence[Mapping[str, object]]) -> 
         device_points=tuple((int(n * size), us * 1e-6) for n, us in sorted(by_experts.items())),
         host_start_seconds=max(0.0, at_first - first * each) * 1e-6,
     )
+
+
+def curve_from_json(text: str) -> KernelCurve:
+    """What `appliance calibrate` wrote. Raises UsageError with one sentence."""
+    try:
+        curve = KernelCurve.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise UsageError(f"not a kernel curve: {where}: {first['msg']}",
+                         fix="run appliance calibrate again") from error  # fmt: skip
+    sizes = [size for size, _ in curve.device_points]
+    if len(sizes) < 2 or sizes != sorted(set(sizes)):
+        raise UsageError("a kernel curve needs two points or more, at rising sizes")
+    return curve
 
 
 def _trellis_bytes(tag: str) -> int:

@@ -12,6 +12,8 @@ from appliance.errors import UnsupportedError
 DEFAULT_CONTEXT_LIMIT = 262_144
 # FACTS section 1: 1.95 to 2.24 KB a token and card over 40 layers; the upper end is planned.
 V4_BYTES_PER_TOKEN_AND_LAYER = 2240 // 40
+# A sparse-attention indexer keeps one byte a value and a scale beside the latent.
+INDEX_SCALE_BYTES = 4
 # vLLM rounds a request up to blocks and keeps one empty block; 128 is the largest it uses here.
 BLOCK_TOKENS = 128
 
@@ -60,9 +62,12 @@ def kv_cost(checkpoint: Checkpoint, tensor_parallel: int, float32: bool = False)
     attending, which = _attending_layers(config, layers)
     latent, rope = _whole(config, "kv_lora_rank"), _whole(config, "qk_rope_head_dim")
     if latent is not None and rope is not None:
-        return KvCost(attending * (latent + rope) * item, "formula",
-                      f"{attending} {which}layers x ({latent} latent + {rope} rope) x {item_name}, "
-                      "whole on every rank")  # fmt: skip
+        note = f"{attending} {which}layers x ({latent} latent + {rope} rope) x {item_name}"
+        index = _whole(config, "index_head_dim")
+        if index is not None:
+            note += f" and {index} + {INDEX_SCALE_BYTES} B of index"
+        size = (latent + rope) * item + (index + INDEX_SCALE_BYTES if index else 0)
+        return KvCost(attending * size, "formula", f"{note}, whole on every rank")
     heads = _whole(config, "num_key_value_heads") or _whole(config, "num_attention_heads")
     width = _whole(config, "head_dim") or _head_width(config)
     if heads is None or width is None:

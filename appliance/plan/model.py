@@ -155,6 +155,7 @@ class CacheRules(Strict):
     deviations           and by how many standard deviations of the two counts
     promotions_per_row   copies over the link that one routed row pays for, over all layers
     burst_rows           rows whose unspent promotions are kept
+    pooled               layers with blocks of one size share their slots; else each keeps its own
     promised_cold_share  share of picks that the plan expects on the host: no worse, no swaps
     """
 
@@ -163,6 +164,7 @@ class CacheRules(Strict):
     deviations: Annotated[float, Field(ge=0)] = 1.0
     promotions_per_row: Annotated[float, Field(ge=0)] = 2.0
     burst_rows: Annotated[float, Field(ge=0)] = 64.0
+    pooled: bool = True
     promised_cold_share: Annotated[float, Field(ge=0, le=1)] = 0.0
 
 

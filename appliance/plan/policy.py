@@ -16,15 +16,17 @@ from appliance.plan.model import CacheRules
 # A weight this large is folded back into the counts, long before floats lose digits.
 _FOLD = 1e30
 # Cold picks beyond the promise, in standard deviations, before a plan is doubted.
-_DOUBT = 2.0
+_DOUBT = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """Copy `expert` into the slot that `evict` holds; `evict` is read from the host again."""
+    """Copy `expert` of `layer` into the slot that `evict` of `evict_layer` holds; the latter is
+    read from the host again. Both blocks are of one size."""
 
     layer: int
     expert: int
+    evict_layer: int
     evict: int
 
 
@@ -40,25 +42,19 @@ class LayerSlots:
     experts: int
     slots: set[int]
     cold: set[int]
+    block_bytes: int = 0
     picks: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
         self.picks = [0.0] * self.experts
 
-    def best_swap(self, weight: float, rules: CacheRules) -> tuple[float, Promotion] | None:
-        """The swap that gains most, as (gain, promotion); None where none passes both tests."""
-        if not self.slots or not self.cold:
-            return None
-        picks = self.picks
-        most = max(map(picks.__getitem__, self.cold))
-        least = min(map(picks.__getitem__, self.slots))
-        chance = rules.deviations * math.sqrt((most + least) * weight)
-        if most <= rules.hysteresis * least or most - least <= chance:
-            return None
-        # Of equals the lower number comes in and the higher goes.
-        hot = min(e for e in self.cold if picks[e] == most)
-        weak = max(e for e in self.slots if picks[e] == least)
-        return most - least, Promotion(self.layer, hot, weak)
+    def hottest_cold(self) -> float:
+        """Recent picks of the hottest expert that is on the host only."""
+        return max(map(self.picks.__getitem__, self.cold), default=-math.inf)
+
+    def coldest_slot(self) -> float:
+        """Recent picks of the coldest expert in a slot."""
+        return min(map(self.picks.__getitem__, self.slots), default=math.inf)
 
 
 @dataclass(slots=True)
@@ -72,9 +68,15 @@ class Cache:
     _picks: float = 0.0
     _cold_picks: float = 0.0
     _by_layer: dict[int, LayerSlots] = field(init=False)
+    _pools: list[list[LayerSlots]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._by_layer = {layer.layer: layer for layer in self.layers}
+        pools: dict[int, list[LayerSlots]] = {}
+        for layer in self.layers:
+            pool = layer.block_bytes if self.rules.pooled else layer.layer
+            pools.setdefault(pool, []).append(layer)
+        self._pools = list(pools.values())
 
     def observe(self, layer: int, experts: Iterable[int]) -> None:
         """Count the experts that one row of this step picked in one layer."""
@@ -107,21 +109,28 @@ class Cache:
     def _spend(self) -> list[Promotion]:
         """Largest gains first, over all layers, while the budget lasts."""
         out: list[Promotion] = []
-        best = {layer.layer: layer.best_swap(self._weight, self.rules) for layer in self.layers}
+        hot = {la.layer: la.hottest_cold() for la in self.layers}
+        weak = {la.layer: la.coldest_slot() for la in self.layers}
         while self._budget >= 1.0:
-            found = [swap for swap in best.values() if swap is not None]
-            if not found:
+            pairs = [
+                (max(pool, key=lambda la: (hot[la.layer], -la.layer)),
+                 min(pool, key=lambda la: (weak[la.layer], la.layer)))
+                for pool in self._pools
+            ]  # fmt: skip
+            enter, leave = max(pairs, key=lambda pair: hot[pair[0].layer] - weak[pair[1].layer])
+            if not self._is_clear(hot[enter.layer], weak[leave.layer]):
                 break
-            _, swap = max(found, key=lambda item: (item[0], -item[1].layer))
-            layer = self._by_layer[swap.layer]
-            layer.slots.remove(swap.evict)
-            layer.slots.add(swap.expert)
-            layer.cold.remove(swap.expert)
-            layer.cold.add(swap.evict)
-            best[swap.layer] = layer.best_swap(self._weight, self.rules)
+            out.append(_swap(enter, hot[enter.layer], leave, weak[leave.layer]))
+            for layer in (enter, leave):
+                hot[layer.layer], weak[layer.layer] = layer.hottest_cold(), layer.coldest_slot()
             self._budget -= 1.0
-            out.append(swap)
         return out
+
+    def _is_clear(self, hot: float, weak: float) -> bool:
+        """Hotter by the factor asked for, and by more than chance."""
+        if not (hot > self.rules.hysteresis * weak):
+            return False
+        return hot - weak > self.rules.deviations * math.sqrt((hot + weak) * self._weight)
 
     def _fold(self) -> None:
         for layer in self.layers:
@@ -129,3 +138,14 @@ class Cache:
         self._picks /= self._weight
         self._cold_picks /= self._weight
         self._weight = 1.0
+
+
+def _swap(enter: LayerSlots, hot: float, leave: LayerSlots, weak: float) -> Promotion:
+    """Of equals the lower number comes in and the higher goes."""
+    expert = min(e for e in enter.cold if enter.picks[e] == hot)
+    evict = max(e for e in leave.slots if leave.picks[e] == weak)
+    enter.cold.remove(expert)
+    enter.slots.add(expert)
+    leave.slots.remove(evict)
+    leave.cold.add(evict)
+    return Promotion(enter.layer, expert, leave.layer, evict)

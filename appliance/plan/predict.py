@@ -25,7 +25,9 @@ OTHER_CARD = (0.6, 1.0, 1.8)
 LINK_RATE = (0.9, 1.0, 1.05)
 # GPUs on different memory nodes: 1.17x to 1.51x slower (FACTS section 1).
 FAR_CARDS = (0.17, 0.34, 0.51)
-_EACH_STEP = ("attention", "mlp", "shared experts", "router", "norm", "head", "other")
+_EACH_STEP = (
+    "attention", "mlp", "shared experts", "router", "norm", "head", "lookup", "other",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

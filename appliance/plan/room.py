@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from appliance.errors import DoesNotFit, PlanError
-from appliance.plan.budget import ON_HOST
+from appliance.plan.budget import ON_HOST, SLOTS
 from appliance.plan.model import RankPlan
 from preflight.host import Host
 
@@ -31,7 +31,7 @@ def refuse_short_host(host: Host, ranks: Sequence[RankPlan]) -> None:
         raise DoesNotFit(
             f"the plan takes {need / GIB:.2f} GiB of host memory over {len(ranks)} ranks and "
             f"{free / GIB:.2f} GiB are {what}: {(need - free) / GIB:.2f} GiB short",
-            fix=_way_out(host, need, on_cpu),
+            fix=_way_out(host, ranks, need, on_cpu),
         )
     limit, used = host.limits.cgroup_memory_max_bytes, host.limits.cgroup_memory_used_bytes or 0
     if limit is not None and limit != UNLIMITED and need > limit - used:
@@ -77,7 +77,7 @@ def _free(host: Host, on_cpu: bool) -> tuple[int | None, str]:
     return host.memory_available_bytes, "available (how much is free is unknown)"
 
 
-def _way_out(host: Host, need: int, on_cpu: bool) -> str:
+def _way_out(host: Host, ranks: Sequence[RankPlan], need: int, on_cpu: bool) -> str:
     available = host.memory_available_bytes
     if not on_cpu and available is not None and available >= need:
         return (
@@ -86,4 +86,10 @@ def _way_out(host: Host, need: int, on_cpu: bool) -> str:
         )
     if on_cpu:
         return "stop other programs, or serve a smaller model"
+    slots = sum(i.size_bytes for rank in ranks for i in rank.ledger if i.part == SLOTS)
+    if slots:
+        return (
+            f"take fewer cache slots: their copies on the host are {slots / GIB:.2f} GiB of this; "
+            "or add memory"
+        )
     return "add memory, a card, or use a package with fewer bits"

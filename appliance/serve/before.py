@@ -17,6 +17,11 @@ STATE_BYTES = 256 << 20
 def require(spec: ServeSpec) -> None:
     """All of the below. Raises ServeError with the first that does not hold."""
     require_program(spec.argv[0])
+    if "--numa-bind" in spec.argv and shutil.which("numactl") is None:
+        raise ServeError(
+            "the engine binds its workers to memory nodes with numactl, which is not installed",
+            fix="sudo apt install numactl",
+        )
     require_disk(spec.files.folder)
     require_free_port(spec.host, spec.port)
 

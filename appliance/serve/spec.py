@@ -155,6 +155,10 @@ def _environment(plan: Plan, wishes: Wishes, files: Files) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_PLUGINS": "appliance",
     }
+    cards = [rank.gpu for rank in plan.ranks if rank.gpu is not None]
+    if len(cards) == len(plan.ranks):
+        # Rank r gets the plan's card r, whatever order the driver counts them in.
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(cards)
     if plan.ranks[0].device == "cpu":
         environment["VLLM_TARGET_DEVICE"] = "cpu"
         if len(plan.ranks) > 1:

@@ -75,6 +75,13 @@ class Book(Strict):
         return None
 
 
+def changes(current: Deployment, target: Deployment) -> dict[str, str]:
+    """What differs, field by field, as `old -> new`; the plan by its digest, not by its path."""
+    fields = [name for name in Deployment.model_fields if name != "plan"]
+    pairs = {name: (getattr(current, name), getattr(target, name)) for name in fields}
+    return {name: f"{old} -> {new}" for name, (old, new) in pairs.items() if old != new}
+
+
 def read_book(path: Path) -> Book:
     """An empty book where there is none. Raises ServeError where it cannot be understood."""
     try:

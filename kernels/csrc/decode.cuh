@@ -66,7 +66,7 @@ __device__ inline bool take(const ExpertsDecode& c, const Routing& r, bool host_
         const bool host = host_first == (attempt == 0);
         const int first = host ? 0 : r.host_entries;
         const int entries = (host ? r.host_entries : r.entries) - first;
-        if (entries == 0) continue;
+        if (entries == 0 || (host && static_cast<int>(blockIdx.x) >= c.host_blocks)) continue;
         __syncthreads();
         if (threadIdx.x == 0)
             *ticket = atomicAdd(c.control + (host ? Control::kTicketHost : Control::kTicketDevice), 1);

@@ -30,7 +30,7 @@ extern "C" int experts_decode(const ExpertsDecode* call, void* stream) {
     const ExpertsDecode& c = *call;
     if (c.tokens < 1 || c.tokens > exl3::kMaxTokens || c.top_k < 1 || c.top_k > 32 ||
         c.tokens * c.top_k > exl3::kMaxPicks || c.experts > exl3::kMaxExperts || c.hidden % 128 ||
-        c.intermediate % 128 || c.blocks < 1 || c.split_a < 1 || c.split_b < 1)
+        c.intermediate % 128 || c.blocks < 1 || c.host_blocks < 1 || c.split_a < 1 || c.split_b < 1)
         return cudaErrorInvalidValue;
     const auto on = static_cast<cudaStream_t>(stream);
     switch (c.codebook) {
@@ -44,4 +44,15 @@ extern "C" int experts_decode(const ExpertsDecode* call, void* stream) {
 extern "C" int experts_reconstruct(
     const void* trellis, void* out, int k, int n, int bits8, int codebook, void* stream) {
     return reconstruct(trellis, out, k, n, bits8, codebook, static_cast<cudaStream_t>(stream));
+}
+
+extern "C" int experts_reconstruct_expert(
+    const void* const* trellis, void* const* out, int hidden, int intermediate, const int* bits8, int codebook,
+    void* stream) {
+    for (int p = 0; p < 3; ++p) {
+        const int k = p == 2 ? intermediate : hidden, n = p == 2 ? hidden : intermediate;
+        const int code = reconstruct(trellis[p], out[p], k, n, bits8[p], codebook, static_cast<cudaStream_t>(stream));
+        if (code) return code;
+    }
+    return cudaSuccess;
 }

@@ -8,7 +8,7 @@ extern "C" {
 #endif
 
 // Changes whenever a struct or a function here does; expert_kernels.cuda checks it at load.
-#define EXPERTS_ABI 4
+#define EXPERTS_ABI 5
 
 enum { EXPERTS_FLOAT32 = 0, EXPERTS_FLOAT16 = 1, EXPERTS_BFLOAT16 = 2 };
 
@@ -37,25 +37,30 @@ typedef struct {
     int32_t groups;              // 8 rows each: 1, 2, 4 or 8; an expert with more rows is read again
     int32_t blocks;              // thread blocks of the main kernel
     int32_t link_blocks;         // of them, those that look for host experts first
+    int32_t host_blocks;         // of them, those that take host experts at all: at least one
     int32_t weight_on_input;
     int32_t overlap;             // start reading weights while the inputs are being rotated
     float swiglu_limit;          // <= 0: none
 } ExpertsDecode;
 
-// Some picks of one routed layer, sorted by expert, around matrix products that others do.
+// A group of picks of one routed layer, sorted by expert, around matrix products that others do.
+// Scratch holds the group's picks: row 0 is the group's first.
 typedef struct {
     const int64_t* table;
     const void* ids;
     const float* weights;
     const void* x;
     float* out;              // float32 [tokens][hidden], added to
-    const int64_t* order;    // picks by expert; this call's are [first, first + rows)
-    void *input_gate, *input_up;  // fp16 [rows][hidden], rotated
-    const float *gate, *up;  // float32 [rows][intermediate], products with W_hat
-    void* act;               // fp16 [rows][intermediate], rotated
-    const float* y;          // float32 [rows][hidden], product with W_hat
+    const int64_t* order;    // picks by expert; the group's are [first, first + group_rows)
+    const int64_t* place;    // of a pick in order
+    void *input_gate, *input_up;  // fp16 [group_rows][hidden], rotated
+    const float *gate, *up;  // float32 [group_rows][intermediate], products with W_hat
+    void* act;               // fp16 [group_rows][intermediate], rotated
+    const float* y;          // float32 [group_rows][hidden], product with W_hat
     int64_t first;
-    int32_t ids_are_64, dtype, top_k, rows, hidden, intermediate, weight_on_input;
+    int32_t group_rows;
+    int32_t at, rows;        // ACTIVATE: rows [at, at + rows) of the group
+    int32_t ids_are_64, dtype, tokens, top_k, experts, hidden, intermediate, weight_on_input;
     float swiglu_limit;      // <= 0: none
 } ExpertsPrefill;
 
@@ -73,7 +78,19 @@ int experts_decode(const ExpertsDecode* call, void* stream);
 int experts_reconstruct(
     const void* trellis, void* out, int k, int n, int bits8, int codebook, void* stream);
 
-// GATHER: input_gate, input_up from x. ACTIVATE: act from gate, up. ADD: out from y, one expert a call.
+// The three of an expert: gate and up [hidden][intermediate], down [intermediate][hidden].
+int experts_reconstruct_expert(
+    const void* const* trellis, void* const* out, int hidden, int intermediate, const int* bits8, int codebook,
+    void* stream);
+
+// Around a product with one W_hat: x [rows][k] * suh, rotated, as fp16; and from the product y float32
+// [rows][n], rotated, * svh, columns [skip, skip + columns) to out [rows][stride].
+int experts_rotate_in(const void* x, const void* suh, void* out, int rows, int k, int dtype, void* stream);
+int experts_rotate_out(
+    const float* y, const void* svh, void* out, int rows, int n, int skip, int columns, int stride, int dtype,
+    void* stream);
+
+// GATHER: input_gate, input_up from x. ACTIVATE: act from gate, up. ADD: out from y.
 int experts_prefill(const ExpertsPrefill* call, int step, void* stream);
 // cudaMemcpyAsync between any two addresses.
 int experts_copy(void* to, const void* from, int64_t bytes, void* stream);

@@ -1,5 +1,5 @@
 // What prefill needs around its matrix products: rows gathered and rotated, the activation between,
-// the weighted sum after. One warp a (row, block of 128); rows are picks sorted by expert.
+// the weighted sum after. One warp a (row, block of 128); rows are a group of picks sorted by expert.
 #include <cuda_runtime.h>
 
 #include "experts.h"
@@ -40,7 +40,7 @@ __global__ void gather_rotate(const ExpertsPrefill c) {
 }
 
 __global__ void activate_rows(const ExpertsPrefill c) {
-    const int block = blockIdx.x * kPrefillWarps + (threadIdx.x >> 5), row = blockIdx.y;
+    const int block = blockIdx.x * kPrefillWarps + (threadIdx.x >> 5), row = c.at + blockIdx.y;
     if (block >= c.intermediate / 128) return;
     const int64_t* addresses = row_of(c, c.order[c.first + row]);
     const int at = 128 * block + 4 * (threadIdx.x & 31);
@@ -54,20 +54,37 @@ __global__ void activate_rows(const ExpertsPrefill c) {
     store_row(static_cast<__half*>(c.act) + static_cast<int64_t>(row) * c.intermediate, at, s);
 }
 
+// A token's picks in the group, experts ascending (that is the order of the sort), onto out: one
+// order for every sum, so no atomics and the same bits every time.
 __global__ void weigh_add(const ExpertsPrefill c) {
-    const int block = blockIdx.x * kPrefillWarps + (threadIdx.x >> 5), row = blockIdx.y;
+    const int block = blockIdx.x * kPrefillWarps + (threadIdx.x >> 5), token = blockIdx.y, lane = threadIdx.x & 31;
     if (block >= c.hidden / 128) return;
-    const int64_t pick = c.order[c.first + row];
-    const int at = 128 * block + 4 * (threadIdx.x & 31);
-    float y[4], s[4];
-    load4(c.y, static_cast<int64_t>(row) * c.hidden + at, EXPERTS_FLOAT32, y);
-    load4(scale(row_of(c, pick), 2, 1) + at, s);
-    hadamard(y);
-    const float factor = kInverseSqrt128 * (c.weight_on_input ? 1.0f : c.weights[pick]);
-    // A call covers one expert, so a token is added to once (unless it picked the expert twice).
-    float* to = c.out + pick / c.top_k * c.hidden + at;
+    const int64_t pick = static_cast<int64_t>(token) * c.top_k + lane;
+    int64_t row = lane < c.top_k ? c.place[pick] - c.first : -1;
+    if (row >= c.group_rows) row = -1;
+    uint32_t left = __ballot_sync(0xFFFFFFFFu, row >= 0);
+    if (left == 0) return;
+    const int at = 128 * block + 4 * lane;
+    float sum[4];
+    load4(c.out, static_cast<int64_t>(token) * c.hidden + at, EXPERTS_FLOAT32, sum);
+    while (left) {
+        int who = 0;
+        int64_t first = INT64_MAX;
+        for (uint32_t mask = left; mask; mask &= mask - 1) {
+            const int64_t other = __shfl_sync(0xFFFFFFFFu, row, __ffs(mask) - 1);
+            if (other < first) first = other, who = __ffs(mask) - 1;
+        }
+        left &= ~(1u << who);
+        const int64_t chosen = static_cast<int64_t>(token) * c.top_k + who;
+        float y[4], s[4];
+        load4(c.y, first * c.hidden + at, EXPERTS_FLOAT32, y);
+        load4(scale(row_of(c, chosen), 2, 1) + at, s);
+        hadamard(y);
+        const float factor = kInverseSqrt128 * (c.weight_on_input ? 1.0f : c.weights[chosen]);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) atomicAdd(to + i, y[i] * s[i] * factor);
+        for (int i = 0; i < 4; ++i) sum[i] += y[i] * s[i] * factor;
+    }
+    store4(c.out, static_cast<int64_t>(token) * c.hidden + at, EXPERTS_FLOAT32, sum);
 }
 
 }  // namespace exl3
@@ -83,13 +100,15 @@ dim3 grid(int size, int rows, int projections) {
 
 extern "C" int experts_prefill(const ExpertsPrefill* call, int step, void* stream) {
     const ExpertsPrefill& c = *call;
-    if (c.rows < 1 || c.rows > 65535 || c.hidden % 128 || c.intermediate % 128) return cudaErrorInvalidValue;
+    if (c.group_rows < 1 || c.group_rows > 65535 || c.hidden % 128 || c.intermediate % 128 || c.top_k > 32 ||
+        c.tokens < 1 || c.tokens > 65535)
+        return cudaErrorInvalidValue;
     const int threads = 32 * exl3::kPrefillWarps;
     const auto on = static_cast<cudaStream_t>(stream);
     switch (step) {
-        case EXPERTS_GATHER: exl3::gather_rotate<<<grid(c.hidden, c.rows, 2), threads, 0, on>>>(c); break;
+        case EXPERTS_GATHER: exl3::gather_rotate<<<grid(c.hidden, c.group_rows, 2), threads, 0, on>>>(c); break;
         case EXPERTS_ACTIVATE: exl3::activate_rows<<<grid(c.intermediate, c.rows, 1), threads, 0, on>>>(c); break;
-        case EXPERTS_ADD: exl3::weigh_add<<<grid(c.hidden, c.rows, 1), threads, 0, on>>>(c); break;
+        case EXPERTS_ADD: exl3::weigh_add<<<grid(c.hidden, c.tokens, 1), threads, 0, on>>>(c); break;
         default: return cudaErrorInvalidValue;
     }
     return cudaGetLastError();

@@ -139,13 +139,14 @@ def tuning(shape: Shape, repeats: int) -> Iterator[Facts]:
     """What the launch's numbers do: they are in launch.py because of this."""
     experts = RandomExperts(36 * CALLS, shape)
     count = torch.cuda.get_device_properties(0).multi_processor_count
-    for touched, hosts in ((1, 1), (6, 6), (6, 0), (6, 2), (36, 0), (36, 6)):
+    for touched, hosts in ((1, 1), (6, 6), (6, 0), (6, 2), (24, 1), (36, 0), (36, 6)):
         problem = Problem(experts, touched, min(6, touched), hosts, repeats)
         usual = launch.decode(touched // min(6, touched), shape.hidden, shape.intermediate, count)
         changes: list[Facts] = [
-            *({"link_blocks": n} for n in (4, 8, 32, 64) if hosts),
+            *({"link_blocks": n} for n in (16, 24, 64) if hosts),
+            *({"link_blocks": n, "host_blocks": n} for n in (16, 24, 32, 48, 64) if hosts),
+            *({"link_blocks": 32, "host_blocks": n} for n in (96, count) if hosts),
             *({"split_a": n} for n in (1, 2, 4)),
-            {"blocks": count, "link_blocks": min(16, count)},
         ]
         yield {"touched": touched, "host": hosts, "us": problem.microseconds()}
         yield {
@@ -202,11 +203,25 @@ def _pieces(experts: RandomExperts, rows: int) -> Iterator[tuple[str, float]]:
     dense = torch.empty(k, n, dtype=torch.float16, device="cuda")
     left = torch.randn(rows, k, device="cuda").half()
     address = int(experts.table().addresses[0, 0, 0])
+    out = torch.empty(rows, n, dtype=torch.float32, device="cuda")
+    yield "reconstruct", _of_one(lambda: cuda.reconstruct(address, k, n, 3.0, "mcg", dense))
+    product = torch.ops.aten.mm.dtype_out
     yield (
-        "reconstruct",
-        median_us(lambda: cuda.reconstruct(address, k, n, 3.0, "mcg", dense), 50),
+        f"product of {rows} rows",
+        _of_one(lambda: product(left, dense, torch.float32, out=out)),
     )
-    yield f"product of {rows} rows", median_us(lambda: left @ dense, 50)
+    yield "product, called", median_us(lambda: product(left, dense, torch.float32, out=out), 50)
+
+
+def _of_one(call: Callable[[], object], times: int = 20) -> float:
+    """Microseconds of one of `times` calls in a graph: without what calling costs the host."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(times):
+            call()
+    return median_us(graph.replay, 20) / times
 
 
 def sections(repeats: int) -> dict[str, Callable[[], Iterator[Facts]]]:

@@ -19,7 +19,7 @@ from expert_kernels import build, launch
 if TYPE_CHECKING:
     from expert_kernels.ops import ExpertTable
 
-ABI = 4
+ABI = 5
 CODEBOOKS = {"3inst": 0, "mcg": 1, "mul1": 2}
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _P, _I, _L = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint64
@@ -58,6 +58,7 @@ class Decode(ctypes.Structure):
         ("groups", _I),
         ("blocks", _I),
         ("link_blocks", _I),
+        ("host_blocks", _I),
         ("weight_on_input", _I),
         ("overlap", _I),
         ("swiglu_limit", ctypes.c_float),
@@ -89,6 +90,9 @@ def library(architecture: str) -> ctypes.CDLL:
     lib.experts_control_bytes.restype = ctypes.c_int64
     lib.experts_decode.argtypes = [ctypes.POINTER(Decode), _P]
     lib.experts_reconstruct.argtypes = [_P, _P, *[ctypes.c_int] * 4, _P]
+    lib.experts_reconstruct_expert.argtypes = [_P, _P, *[ctypes.c_int] * 2, _P, ctypes.c_int, _P]
+    lib.experts_rotate_in.argtypes = [_P, _P, _P, *[ctypes.c_int] * 3, _P]
+    lib.experts_rotate_out.argtypes = [_P, _P, _P, *[ctypes.c_int] * 6, _P]
     lib.experts_prefill.argtypes = [_P, ctypes.c_int, _P]
     lib.experts_copy.argtypes = [_P, _P, ctypes.c_int64, _P]
     if lib.experts_abi() != ABI:
@@ -156,6 +160,18 @@ def scratch(device: torch.device, hidden: int, intermediate: int, top_k: int) ->
     return _scratch[key]
 
 
+def prepare(table: ExpertTable, top_k: int) -> None:
+    """Take all scratch that calls over this table keep, so that none is taken later."""
+    from expert_kernels import linear, prefill
+
+    device = table.addresses.device
+    scratch(device, table.hidden_size, table.intermediate_size, top_k)
+    linear.prepare(device)
+    if table.host_range[0] != table.host_range[1]:
+        weights = table.hidden_size * table.intermediate_size
+        prefill.prepare(device, sum(int(weights * bits) // 8 for bits in table.bits))
+
+
 def decode(
     x: torch.Tensor,
     topk_weights: torch.Tensor,
@@ -202,6 +218,7 @@ def decode(
         groups=plan.groups,
         blocks=plan.blocks,
         link_blocks=plan.link_blocks,
+        host_blocks=plan.host_blocks,
         weight_on_input=weight_on_input,
         overlap=overlap,
         swiglu_limit=-1.0 if swiglu_limit is None else swiglu_limit,

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from expert_kernels import build, codec, cuda, ops
+from expert_kernels import build, codec, cuda, ops, reference
 from expert_kernels.synthetic import RandomExperts, Shape, routing
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-3, torch.bfloat16: 4e-3}
@@ -220,6 +220,43 @@ def prefill() -> Iterator[Facts]:
             }
 
 
+def linear() -> Iterator[Facts]:
+    """One EXL3 matrix: rows, dtypes, k in parts, a shard of columns, in a graph; few and many."""
+    for k, n, bits, codebook in (
+        (512, 384, 3.0, "mcg"),
+        (1024, 640, 2.5, "mul1"),
+        (2048, 128 * 300, 6.0, "mcg"),
+        (5120, 5120, 3.0, "3inst"),
+    ):
+        shape = (k // 16, n // 16, int(16 * bits))
+        trellis = torch.randint(-(1 << 15), 1 << 15, shape, dtype=torch.int16, device="cuda")
+        suh, svh = (torch.rand(size, device="cuda").half() + 0.5 for size in (k, n))
+        svh /= k**0.5
+        for tokens in (1, 3, 64, 1000):
+            for dtype in TOLERANCE:
+                x = inputs(tokens, k, dtype, tokens)
+                expected = reference.linear(x.double(), trellis, suh, svh, codebook)
+                out = ops.linear(x, trellis, suh, svh, codebook)
+                shard = ops.linear(x, trellis, suh, svh, codebook, columns=(5, n - 70))
+                error = relative_error(out, expected)
+                same = torch.equal(shard, out[:, 5 : n - 70])
+                yield {
+                    "ok": error <= TOLERANCE[dtype] and same,
+                    "k": k,
+                    "n": n,
+                    "tokens": tokens,
+                    "dtype": str(dtype),
+                    "error": error,
+                    "shard": same,
+                }
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            again = ops.linear(x, trellis, suh, svh, codebook)
+        again.zero_()
+        captured.replay()
+        yield {"ok": torch.equal(again, out), "k": k, "graph": True}
+
+
 def graph() -> Iterator[Facts]:
     """A captured call follows a table rewritten between replays, and new inputs."""
     for tokens in (1, 8, 33):
@@ -247,29 +284,76 @@ def graph() -> Iterator[Facts]:
         yield {"ok": right == 24, "tokens": tokens, "replays": 24, "right": right}
 
 
+def back_to_back() -> Iterator[Facts]:
+    """Layers of one shape in a row, as a model runs them: one scratch, no wait between, each layer
+    the next one's input. Eager and as one graph; against the same layers with a wait after each."""
+    layers = []
+    for seed in range(6):
+        experts = RandomExperts(16, Shape(1024, 512), seed=seed)
+        layers.append((experts, experts.table(range(seed, 16, 2))))
+    for tokens in (1, 6, 8, 30, 64):
+        x = inputs(tokens, 1024, torch.float16, tokens)
+        routes = [routing(tokens, 6, 16, seed=100 * tokens + i) for i in range(len(layers))]
+
+        def chain(wait: bool, x: torch.Tensor = x, routes: Any = routes) -> list[torch.Tensor]:
+            outs, left = [], x
+            for (_, table), (weights, ids) in zip(layers, routes, strict=True):
+                left = cuda.decode(left, weights, ids, table)
+                if wait:
+                    torch.cuda.synchronize()
+                outs.append(left)
+                left = torch.nn.functional.rms_norm(left, (1024,))
+            return outs
+
+        apart = chain(True)
+        eager = [chain(False) for _ in range(50)]
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            together = chain(False)
+        wrong = sum(
+            not torch.equal(a, b) for outs in eager for a, b in zip(outs, apart, strict=True)
+        )
+        graphs = 0
+        for _ in range(200):
+            for out in together:
+                out.fill_(float("nan"))
+            captured.replay()
+            captured.replay()
+            graphs += sum(not torch.equal(a, b) for a, b in zip(together, apart, strict=True))
+        finite = all(bool(out.isfinite().all()) for out in apart)
+        yield {
+            "ok": finite and not wrong and not graphs,
+            "tokens": tokens,
+            "wrong_eager": wrong,
+            "wrong_in_graphs": graphs,
+        }
+
+
 def stress(steps: int, seconds: float) -> Iterator[Facts]:
-    """Tables rewritten at random before every replay; outputs equal those of device homes."""
+    """Tables rewritten at random before every replay; outputs equal those of device homes.
+
+    A case keeps its inputs: a graph holds their addresses and nothing else does, so inputs that
+    were let go came back as other tensors and every case but the last read those.
+    """
     rng = random.Random(0)
     experts = RandomExperts(24, Shape(1024, 512))
     table, still = experts.table(), experts.table()
     everywhere = [experts.rows(()).cuda(), experts.rows(range(24)).cuda()]
     cases = []
     for tokens in (1, 2, 5, 8, 13, 40):
-        x, (weights, ids) = (
-            inputs(tokens, 1024, torch.bfloat16, tokens),
-            routing(tokens, 6, 24, seed=tokens),
-        )
-        expected = cuda.decode(x, weights, ids, still)
+        x = inputs(tokens, 1024, torch.bfloat16, tokens)
+        routed = routing(tokens, 6, 24, seed=tokens)
+        expected = cuda.decode(x, *routed, still)
         captured = torch.cuda.CUDAGraph()
         with torch.cuda.graph(captured):
-            out = cuda.decode(x, weights, ids, table)
-        cases.append((captured, out, expected))
+            out = cuda.decode(x, *routed, table)
+        cases.append((captured, out, expected, x, routed))
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     start, done = time.perf_counter(), 0
     while done < steps and time.perf_counter() - start < seconds:
         choose = torch.randint(0, 2, (24, 1, 1), device="cuda")
         table.addresses.copy_(torch.where(choose == 1, everywhere[1], everywhere[0]))
-        captured, out, expected = rng.choice(cases)
+        captured, out, expected, *_ = rng.choice(cases)
         out.fill_(float("nan"))
         captured.replay()
         wrong += (out != expected).any()
@@ -368,7 +452,9 @@ def main(argv: list[str] | None = None) -> int:
         "odd_picks": odd_picks,
         "real_shapes": real_shapes,
         "prefill": prefill,
+        "linear": linear,
         "graph": graph,
+        "back_to_back": back_to_back,
         "stress": lambda: stress(a.steps, a.stress_seconds),
     }
     names = [name for name in sections if not a.only or name in a.only]

@@ -20,11 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from expert_kernels import reference
 from expert_kernels.codec import check_format
+
+if TYPE_CHECKING:
+    from expert_kernels.cuda import DeviceCounters
 
 TRELLIS_ALIGNMENT_BYTES = 128
 PROJECTIONS = ("gate", "up", "down")
@@ -88,6 +92,38 @@ class ExpertTable:
         return rows
 
 
+def linear(
+    x: torch.Tensor,
+    trellis: torch.Tensor,
+    suh: torch.Tensor,
+    svh: torch.Tensor,
+    codebook: str,
+    columns: tuple[int, int] | None = None,
+) -> torch.Tensor:
+    """x @ W of one EXL3 matrix, its outputs [start, end) of `columns`, or all.
+
+    x [.., k] floating; trellis int16 [k/16, n/16, 16*K], contiguous; suh fp16 [k], svh fp16 [n];
+    all on one device. Returns [.., columns] in x's dtype. Inputs are rounded to fp16 on a GPU,
+    products are added in float32. There W_hat is written and read once a call: 4*k*n bytes.
+    """
+    start, end = columns or (0, len(svh))
+    if x.device.type == "cpu" or x.numel() == 0:
+        return reference.linear(x, trellis, suh, svh, codebook)[..., start:end]
+    if x.device.type != "cuda":
+        raise NotImplementedError(f"linear on {x.device.type}: there are CPU and CUDA ops only")
+    from expert_kernels import linear as on_cuda
+
+    reference.check_linear(trellis, suh, svh)
+    if x.shape[-1] != len(suh) or not trellis.is_contiguous() or not 0 <= start < end <= len(svh):
+        raise ValueError(
+            f"x has {x.shape[-1]} columns for {len(suh)} inputs, outputs {start} to {end} of"
+            f" {len(svh)} are asked, the trellis is{'' if trellis.is_contiguous() else ' not'}"
+            " contiguous"
+        )
+    y = on_cuda.linear(x.reshape(-1, len(suh)), trellis, suh, svh, codebook, (start, end))
+    return y.reshape(*x.shape[:-1], end - start)
+
+
 def experts(
     x: torch.Tensor,
     topk_weights: torch.Tensor,
@@ -96,6 +132,7 @@ def experts(
     *,
     swiglu_limit: float | None = None,
     weight_on_input: bool = False,
+    counters: DeviceCounters | None = None,
 ) -> torch.Tensor:
     """A layer's routed experts: sum over a token's picks of weight * down(silu(gate) * up).
 
@@ -105,25 +142,21 @@ def experts(
     scales the expert's input instead of its output.
 
     Accumulates in float32 (float64 for float64), experts of a token in ascending order of row:
-    the bits of the result do not depend on where an expert lives. Reads each touched expert once:
+    the bits of the result do not depend on where an expert lives. `counters` (CUDA only) are
+    counted up on the device. Reads each touched expert once:
     (2*H*I*(K_gate + K_up + K_down)/2)/8 bytes of trellis and 6*(H + I) of scales.
     """
     _check(x, topk_weights, topk_ids, table, swiglu_limit)
-    op = _op(x, topk_ids)
-    return op(
-        x,
-        topk_weights,
-        topk_ids,
-        table,
-        swiglu_limit=swiglu_limit,
-        weight_on_input=weight_on_input,
-    )
-
-
-def _op(x: torch.Tensor, topk_ids: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """What computes it: the reference on a CPU; on a GPU in place for few tokens, else dense."""
+    options: dict[str, Any] = {"swiglu_limit": swiglu_limit, "weight_on_input": weight_on_input}
     if x.device.type == "cpu" or not len(x):
-        return reference.experts
+        if counters is not None and len(x):
+            raise ValueError("counters are counted by a GPU's kernels; on a CPU count the ids")
+        return reference.experts(x, topk_weights, topk_ids, table, **options)
+    return _gpu_op(x, topk_ids)(x, topk_weights, topk_ids, table, counters=counters, **options)
+
+
+def _gpu_op(x: torch.Tensor, topk_ids: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """On a GPU: in place for few tokens, else dense."""
     if x.device.type != "cuda":
         raise NotImplementedError(f"experts on {x.device.type}: there are CPU and CUDA ops only")
     from expert_kernels import cuda, launch, prefill

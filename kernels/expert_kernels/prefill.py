@@ -9,7 +9,9 @@ so a call cannot be captured in a graph.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,11 +29,11 @@ class Prefill(ctypes.Structure):
     """ExpertsPrefill of csrc/experts.h, field by field."""
 
     _fields_ = (
-        *((name, _P) for name in ("table", "ids", "weights", "x", "out", "order")),
+        *((name, _P) for name in ("table", "ids", "weights", "x", "out", "order", "place")),
         *((name, _P) for name in ("input_gate", "input_up", "gate", "up", "act", "y")),
         ("first", ctypes.c_int64),
-        *((name, _I) for name in ("ids_are_64", "dtype", "top_k", "rows")),
-        *((name, _I) for name in ("hidden", "intermediate", "weight_on_input")),
+        *((name, _I) for name in ("group_rows", "at", "rows", "ids_are_64", "dtype", "tokens")),
+        *((name, _I) for name in ("top_k", "experts", "hidden", "intermediate", "weight_on_input")),
         ("swiglu_limit", ctypes.c_float),
     )
 
@@ -51,11 +53,27 @@ class Staging:
 _staging: dict[tuple[int, int], Staging] = {}
 
 
+def prepare(device: torch.device, block_bytes: int) -> None:
+    """Take the staging memory for experts of this size now, so that no later call needs it."""
+    _staging_for(device, block_bytes)
+
+
 def _staging_for(device: torch.device, block_bytes: int) -> Staging:
     key = (torch.cuda.current_device() if device.index is None else device.index, block_bytes)
     if key not in _staging:
         _staging[key] = Staging(device, block_bytes)
     return _staging[key]
+
+
+def batches(experts: Sequence[int], most: int) -> list[list[int]]:
+    """Copied together: one, one, two, four, ... up to `most`, so that the first wait is short."""
+    out: list[list[int]] = []
+    size, start = 1, 0
+    while start < len(experts):
+        out.append(list(experts[start : start + size]))
+        start += size
+        size = min(most, max(1, start))
+    return out
 
 
 class Trellises:
@@ -77,8 +95,7 @@ class Trellises:
         self.sizes = [int(table.hidden_size * table.intermediate_size * b) // 8 for b in table.bits]
         begin, end = table.host_range
         host = [e for e in touched if begin <= self.rows[e][0] < end]
-        step = launch.PREFILL_BATCH
-        self.batches = [host[i : i + step] for i in range(0, len(host), step)]
+        self.batches = batches(host, launch.PREFILL_BATCH)
         self.place = {
             e: (b, i) for b, batch in enumerate(self.batches) for i, e in enumerate(batch)
         }
@@ -96,13 +113,22 @@ class Trellises:
         s, side = self.staging, batch % 2
         if batch >= 2:
             s.stream.wait_event(s.read[side])
+        stream = s.stream.cuda_stream
         for i, expert in enumerate(self.batches[batch]):
             to = s.buffers[side].data_ptr() + i * s.block_bytes
-            for source, size in zip(self.rows[expert], self.sizes, strict=True):
-                code = self.lib.experts_copy(to, source, size, s.stream.cuda_stream)
+            for source, size in self._pieces(expert):
+                code = self.lib.experts_copy(to, source, size, stream)
                 cuda.check(self.lib, code, f"copy of {size:,} bytes of expert {expert}")
                 to += size
         s.filled[side].record(s.stream)
+
+    def _pieces(self, expert: int) -> list[tuple[int, int]]:
+        """(address, bytes) of its trellises: one piece where they lie behind each other."""
+        gate, up, down = self.rows[expert]
+        a, b, c = self.sizes
+        if (up, down) == (gate + a, gate + a + b):
+            return [(gate, a + b + c)]
+        return [(gate, a), (up, b), (down, c)]
 
     def of(self, expert: int) -> list[int]:
         where = self.place.get(expert)
@@ -126,49 +152,76 @@ class Trellises:
             self._copy(batch + 2)
 
 
-class Rows:
-    """One call's rows, expert by expert, in scratch that is reused."""
+@dataclass(frozen=True)
+class Piece:
+    """`rows` picks of one expert, from row `at` of its group."""
+
+    expert: int
+    at: int
+    rows: int
+
+
+def groups(counts: Sequence[int], limit: int) -> list[list[Piece]]:
+    """Picks sorted by expert, cut into groups of at most `limit` rows."""
+    out: list[list[Piece]] = []
+    room = 0
+    for expert, count in enumerate(counts):
+        while count:
+            if room == 0:
+                out.append([])
+                room = limit
+            rows = min(count, room)
+            out[-1].append(Piece(expert, limit - room, rows))
+            room -= rows
+            count -= rows
+    return out
+
+
+class Scratch:
+    """Inputs, products and dense weights of one group, in scratch that the next one reuses."""
 
     def __init__(
-        self, lib: ctypes.CDLL, call: Prefill, most: int, table: ExpertTable, device: torch.device
+        self, lib: ctypes.CDLL, call: Prefill, rows: int, table: ExpertTable, device: torch.device
     ) -> None:
         hidden, inner = table.hidden_size, table.intermediate_size
         self.lib, self.call, self.table = lib, call, table
         self.stream = torch.cuda.current_stream(device).cuda_stream
-
-        def scratch(columns: int, dtype: torch.dtype) -> torch.Tensor:
-            return torch.empty(min(most, launch.PREFILL_ROWS), columns, dtype=dtype, device=device)
-
-        self.inputs = [scratch(d, torch.float16) for d in (hidden, hidden, inner)]
-        self.outputs = [scratch(d, torch.float32) for d in (inner, inner, hidden)]
+        half: dict[str, Any] = {"dtype": torch.float16, "device": device}
+        self.inputs = [torch.empty(rows, d, **half) for d in (hidden, hidden, inner)]
+        self.outputs = [
+            torch.empty(rows, d, dtype=torch.float32, device=device) for d in (inner, inner, hidden)
+        ]
         call.input_gate, call.input_up, call.act = (t.data_ptr() for t in self.inputs)
         call.gate, call.up, call.y = (t.data_ptr() for t in self.outputs)
         shapes = ((hidden, inner), (hidden, inner), (inner, hidden))
-        self.dense = [torch.empty(s, dtype=torch.float16, device=device) for s in shapes]
+        self.dense = [torch.empty(s, **half) for s in shapes]
+        self.dense_at = (_P * 3)(*(t.data_ptr() for t in self.dense))
+        self.bits8 = (_I * 3)(*(int(8 * bits) for bits in table.bits))
+        self.codebook = cuda.CODEBOOKS[table.codebook]
 
     def weights(self, addresses: list[int]) -> None:
         """The three matrices of the next expert, dense."""
-        for address, dense, bits in zip(addresses, self.dense, self.table.bits, strict=True):
-            cuda.reconstruct(address, *dense.shape, bits, self.table.codebook, dense)
+        code = self.lib.experts_reconstruct_expert(
+            *((_P * 3)(*addresses), self.dense_at, self.table.hidden_size),
+            *(self.table.intermediate_size, self.bits8, self.codebook, self.stream),
+        )
+        cuda.check(self.lib, code, "reconstruct an expert")
 
-    def through(self, first: int, rows: int) -> None:
-        """Picks [first, first + rows) of the sorted picks through that expert."""
-        for start in range(0, rows, launch.PREFILL_ROWS):
-            self.call.first = first + start
-            self.call.rows = count = min(launch.PREFILL_ROWS, rows - start)
-            self._step(GATHER)
-            self._product(0, count)
-            self._product(1, count)
-            self._step(ACTIVATE)
-            self._product(2, count)
-            self._step(ADD)
+    def through(self, piece: Piece) -> None:
+        """The piece's rows through the expert whose weights are dense now."""
+        rows = slice(piece.at, piece.at + piece.rows)
+        self._product(0, rows)
+        self._product(1, rows)
+        self.call.at, self.call.rows = piece.at, piece.rows
+        self.step(ACTIVATE)
+        self._product(2, rows)
 
-    def _step(self, which: int) -> None:
+    def step(self, which: int) -> None:
         code = self.lib.experts_prefill(ctypes.byref(self.call), which, self.stream)
         cuda.check(self.lib, code, "prefill")
 
-    def _product(self, projection: int, rows: int) -> None:
-        left, out = self.inputs[projection][:rows], self.outputs[projection][:rows]
+    def _product(self, projection: int, rows: slice) -> None:
+        left, out = self.inputs[projection][rows], self.outputs[projection][rows]
         torch.ops.aten.mm.dtype_out(left, self.dense[projection], torch.float32, out=out)
 
 
@@ -184,12 +237,19 @@ def prefill(
 ) -> torch.Tensor:
     """`ops.experts` for any number of tokens; made for many. Arguments are checked in ops.
 
-    ValueError on a pick of an expert that is not here.
+    ValueError on a pick of an expert that is not here. CudaError while a graph is captured.
     """
+    if torch.cuda.is_current_stream_capturing():
+        raise cuda.CudaError(
+            f"{len(x)} rows of {topk_ids.shape[1]} picks in a CUDA graph: only {launch.MAX_TOKENS} "
+            f"rows and {launch.MAX_PICKS} picks can be captured. Try: smaller capture sizes"
+        )
     x, topk_weights, topk_ids = (t.contiguous() for t in (x, topk_weights, topk_ids))
     lib = cuda.library_for(x.device)
     flat = topk_ids.flatten().long()
     order = flat.argsort(stable=True)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order), device=x.device)
     tally = torch.zeros(table.experts + 1, dtype=torch.int64, device=x.device)
     tally.scatter_add_(0, flat + 1, torch.ones_like(flat))
     first, *counts = tally.tolist()  # waits: routing decides what is copied and multiplied
@@ -206,18 +266,29 @@ def prefill(
         x=x.data_ptr(),
         out=out.data_ptr(),
         order=order.data_ptr(),
+        place=place.data_ptr(),
         ids_are_64=topk_ids.dtype == torch.int64,
         dtype=cuda.DTYPES[x.dtype],
+        tokens=len(x),
         top_k=topk_ids.shape[1],
+        experts=table.experts,
         hidden=table.hidden_size,
         intermediate=table.intermediate_size,
         weight_on_input=weight_on_input,
         swiglu_limit=-1.0 if swiglu_limit is None else swiglu_limit,
     )
-    rows = Rows(lib, call, max(counts, default=0), table, x.device)
-    for expert in touched:
-        rows.weights(trellises.of(expert))
-        trellises.done(expert)
-        rows.through(first, counts[expert])
-        first += counts[expert]
+    work = groups(counts, launch.PREFILL_ROWS)
+    scratch = Scratch(lib, call, min(sum(counts), launch.PREFILL_ROWS), table, x.device)
+    dense = None
+    for group in work:
+        call.first, call.group_rows = first, sum(piece.rows for piece in group)
+        scratch.step(GATHER)
+        for piece in group:
+            if piece.expert != dense:
+                scratch.weights(trellises.of(piece.expert))
+                trellises.done(piece.expert)
+                dense = piece.expert
+            scratch.through(piece)
+        scratch.step(ADD)
+        first += call.group_rows
     return out.to(x.dtype)

@@ -37,7 +37,8 @@ def _rotate(x: torch.Tensor) -> torch.Tensor:
     return (x.reshape(*x.shape[:-1], x.shape[-1] // HADAMARD, HADAMARD) @ h).reshape(x.shape)
 
 
-def _check_linear(trellis: torch.Tensor, suh: torch.Tensor, svh: torch.Tensor) -> None:
+def check_linear(trellis: torch.Tensor, suh: torch.Tensor, svh: torch.Tensor) -> None:
+    """ValueError unless these are the parts of one linear."""
     bits_of(trellis)
     k, n = 16 * trellis.shape[0], 16 * trellis.shape[1]
     if k % HADAMARD or n % HADAMARD:
@@ -63,7 +64,7 @@ def dequantise(
     float64, where both rotations are exact (sums of 2^14 fp16 numbers take 41 bits): float64
     results carry two roundings, of the scales; narrower ones are those, rounded.
     """
-    _check_linear(trellis, suh, svh)
+    check_linear(trellis, suh, svh)
     n = 16 * trellis.shape[1]
     out = torch.empty((16 * trellis.shape[0], n), dtype=dtype, device=trellis.device)
     h = _sylvester(torch.float64, trellis.device)
@@ -83,7 +84,7 @@ def linear(
     x [.., k] -> [.., n]; accumulated in float32, in float64 if x is float64. Shards of a tensor
     parallel split are linears of their own: parts of n to concatenate, parts of k to add.
     """
-    _check_linear(trellis, suh, svh)
+    check_linear(trellis, suh, svh)
     if x.shape[-1] != len(suh):
         raise ValueError(f"x has {x.shape[-1]} columns, the linear has {len(suh)} inputs")
     wide = x.to(torch.promote_types(x.dtype, torch.float32))

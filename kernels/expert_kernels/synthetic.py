@@ -128,8 +128,8 @@ class RandomExperts:
         return out
 
     def _linear(self, x: torch.Tensor, expert: int, p: int) -> torch.Tensor:
-        scales = (self.scale(expert, p, which) for which in (0, 1))
-        return reference.linear(x, self.trellis(expert, p), *scales, self.shape.codebook)
+        suh, svh = (self.scale(expert, p, which) for which in (0, 1))
+        return reference.linear(x, self.trellis(expert, p), suh, svh, self.shape.codebook)
 
 
 def _aligned(memory: torch.Tensor) -> int:

@@ -10,6 +10,12 @@ from preflight.host import Software
 from preflight.looking import Looking
 from preflight.probes.kernel_log import memory_kills, xids
 
+KERNEL_LOG = ("dmesg",)
+DOCKER = ("docker", "info", "--format",
+          "{{.ServerVersion}}|{{.CgroupDriver}}|{{.DockerRootDir}}")  # fmt: skip
+TOOLKIT = ("nvidia-ctk", "--version")
+# What is asked on every machine; any of them may be slow where its daemon is.
+COMMANDS = (KERNEL_LOG, DOCKER, TOOLKIT)
 LISTENING = "0A"
 UNITS = {" ": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 CDI = ("/etc/cdi", "/var/run/cdi")
@@ -130,7 +136,7 @@ def _ports(look: Looking) -> tuple[int, ...] | None:
 
 
 def _kernel_log(look: Looking) -> dict[str, Any]:
-    ran = look.run("dmesg")
+    ran = look.run(*KERNEL_LOG)
     if ran is None or ran.code != 0:
         return {}
     return {"xids": xids(ran.out), "memory_kills": memory_kills(ran.out)}
@@ -149,10 +155,9 @@ def _kubelet_huge_pages(look: Looking) -> dict[int, int] | None:
 
 
 def _docker(look: Looking) -> dict[str, Any]:
-    asked = "{{.ServerVersion}}|{{.CgroupDriver}}|{{.DockerRootDir}}"
-    ran = look.run("docker", "info", "--format", asked)
+    ran = look.run(*DOCKER)
     words = ran.out.strip().split("|") if ran and ran.code == 0 else []
-    toolkit = look.run("nvidia-ctk", "--version")
+    toolkit = look.run(*TOOLKIT)
     version = re.search(r"version (\S+)", toolkit.out) if toolkit else None
     specs = [name for folder in CDI for name in look.names(folder) or ()]
     refused = any(unread.what in CDI for unread in look.unread)

@@ -15,6 +15,9 @@ from preflight.witness.words import fault, known, size, switch, value
 
 CSV_NAMES = {str(row[fields.CSV]) for row in fields.FIELDS.values()} - {""}
 UNITED = re.compile(r"^(.*?)\s*\[[^\]]*\]$")
+# Sections of -q in the order that every driver prints them.
+SECTIONS = ("Product Name", "GPU UUID", "PCI", "FB Memory Usage", "BAR1 Memory Usage",
+            "Utilization", "Temperature", "Clocks", "Max Clocks")  # fmt: skip
 CARD_LINE = re.compile(
     r"^\|\s*(\d+)\s+(\S.*?)\s+(On|Off|N/A|WDDM|TCC|MCDM)\s*\|\s*([0-9A-Fa-f]+:[0-9A-Fa-f]+:[0-9A-Fa-f]+\.\d)\s"
 )
@@ -29,19 +32,24 @@ CARD_OF_LIST = re.compile(r"^GPU (\d+): (.+?) \(UUID: (GPU-[0-9a-fA-F-]+)\)")
 def parse_q(text: str) -> tuple[Gpu, ...]:
     """Cards of `nvidia-smi -q`: by indentation, since MIG devices repeat a card's sections."""
     cards: list[tuple[dict[str, str | None], list[int | None]]] = []
+    sections: list[list[str]] = []
     stack: list[tuple[int, str]] = []
     for line in text.replace("\r", "").splitlines():
         indent = len(line) - len(line.lstrip())
         name, colon, told = line.strip().partition(" :")
+        name = name.strip()
         if indent == 0:
             if re.match(r"GPU [0-9A-Fa-f]{4,8}:", line):
                 cards.append(({}, []))
+                sections.append([])
             stack = []
         if not cards or not name or indent == 0:
             continue
         while stack and stack[-1][0] >= indent:
             stack.pop()
-        path = "/".join([*(n for _, n in stack), name.strip()])
+        if not stack and (name in SECTIONS or not sections[-1]):
+            sections[-1].append(name)
+        path = "/".join([*(n for _, n in stack), name])
         if not colon:
             stack.append((indent, name))
         elif path.startswith("MIG Device/"):
@@ -51,6 +59,10 @@ def parse_q(text: str) -> tuple[Gpu, ...]:
             cards[-1][0].setdefault(path, told.strip())
     found = []
     for n, (facts, slices) in enumerate(cards):
+        in_order = [name for name in SECTIONS if name in sections[n]]
+        if sections[n] != in_order or in_order[:1] != ["Product Name"]:
+            # Lines in another order: what stands below what is no longer known.
+            facts, slices = {}, []
         device = facts.get("PCI/Device Id")
         extra = {
             "mig_slices_bytes": known(slices),

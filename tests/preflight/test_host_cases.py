@@ -1,11 +1,14 @@
 """Real hosts: sysfs trees, numactl and lscpu texts, control groups; each with its right answer."""
 
+import random
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cases import text_of
+from hypothesis import given
+from hypothesis import strategies as st
 
 from preflight.answers import MISSING, Source, Unreadable
 from preflight.host import Gpu, Host
@@ -186,6 +189,41 @@ def test_M031_a_quarter_node_is_too_small_and_its_socket_has_the_rest(shared: Pa
 
 def test_M032_edited_output_is_refused_whole(shared: Path) -> None:
     assert parse_numactl(text_of(shared, "M032")) == ()
+
+
+TEXTS = ["M025", "M026", "M027", "M028", "M030", "M031"]
+
+
+def same_or_unknown(damaged: str, whole: str) -> bool:
+    right = {node.index: node for node in parse_numactl(whole + "\n")}
+    for node in parse_numactl(damaged):
+        want = right.get(node.index)
+        if want is None:
+            return False
+        facts = ("cpus", "memory_total_bytes", "memory_free_bytes", "distances")
+        if any(getattr(node, f) not in (None, getattr(want, f)) for f in facts):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_damaged_numactl_text_is_right_or_unknown(shared: Path, name: str) -> None:
+    text = text_of(shared, name)
+    chance = random.Random(name)
+    assert parse_numactl(text.replace("\n", "\r\n")) == parse_numactl(text)
+    assert parse_numactl(re.sub("^", "   ", text, flags=re.M)) == parse_numactl(text)
+    for cut in chance.sample(range(len(text)), min(150, len(text))):
+        assert same_or_unknown(text[:cut], text), text[:cut][-80:]
+    for _ in range(40):
+        lines = text.splitlines(keepends=True)
+        chance.shuffle(lines)
+        assert same_or_unknown("".join(lines), text)
+
+
+@given(st.text(alphabet="node cpus:size free 0123456789.MB\n", max_size=200))
+def test_no_text_makes_the_readers_raise(text: str) -> None:
+    parse_numactl(text)
+    parse_lscpu("NUMA node0 CPU(s): " + text)
 
 
 def test_M033_huge_pages_of_half_a_gibibyte_are_a_size_like_any_other() -> None:

@@ -180,6 +180,18 @@ def test_a_text_cut_anywhere_is_right_or_unknown(shared: Path, name: str) -> Non
         assert same_or_unknown(text[:cut], text), (cut, text[max(0, cut - 80) : cut])
 
 
+@pytest.mark.parametrize("name", ["S002", "S003", "S004", "S007", "S010", "S012", "S015"])
+def test_shuffled_and_respaced_lines_are_right_or_unknown(shared: Path, name: str) -> None:
+    text = text_of(shared, name)
+    chance = random.Random(name)
+    for _ in range(10):
+        lines = text.splitlines(keepends=True)
+        chance.shuffle(lines)
+        assert same_or_unknown("".join(lines), text)
+    for changed in (re.sub(r"[ \t]+", " ", text), re.sub("^", "    ", text, flags=re.M)):
+        assert same_or_unknown(changed, text)
+
+
 @pytest.mark.parametrize("name", [*RIGHT, "S031", "S033", "S037", "S038", "S040"])
 def test_line_ends_change_nothing_and_damage_never_raises(shared: Path, name: str) -> None:
     text = text_of(shared, name)

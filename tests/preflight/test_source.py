@@ -1,6 +1,7 @@
 """One door for every question: live, recording, replay."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from preflight.answers import Source, Unreadable
 from preflight.blank import Blanker
 from preflight.inspect import inspect
+from preflight.probes import software
 from preflight.report import check
 from preflight.source import Live, Recorded, Recording
 
@@ -136,3 +138,23 @@ class Says(Source):
 def test_no_text_in_any_file_makes_a_probe_raise(text: str) -> None:
     host = inspect(Says(text))
     assert host.gpus in ((), None)
+
+
+class Slow(Source):
+    """Commands that take a while each, and nothing else."""
+
+    def answer(self, kind: str, *words: str) -> object:
+        if kind != "run":
+            raise Unreadable("nothing here")
+        time.sleep(0.4)
+        return [1, ""]
+
+
+def test_slow_commands_are_waited_for_together() -> None:
+    before = time.monotonic()
+    inspect(Slow(), {})
+    together = time.monotonic() - before
+    before = time.monotonic()
+    for argv in software.COMMANDS:
+        Slow().run(*argv)
+    assert together < time.monotonic() - before

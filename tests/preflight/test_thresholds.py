@@ -5,12 +5,17 @@ from typing import Any
 import pytest
 from broken_machines import (
     ARENA,
+    CARD,
     FAULTS,
     GIB,
     H200,
     MEMORY_V2,
     NO_IPC_LOCK,
+    PCI,
+    PORT,
     TWO,
+    acs,
+    below,
     host_with,
     limits,
     meminfo,
@@ -47,6 +52,25 @@ def pages(count: int) -> dict[str, Any]:
     return {f"{pool}/free_hugepages": str(count), f"{pool}/nr_hugepages": str(count)}
 
 
+def pool(count: int) -> dict[str, Any]:
+    folder = "read /sys/kernel/mm/hugepages/hugepages-2048kB"
+    return {f"{folder}/free_hugepages": str(count), f"{folder}/nr_hugepages": str(count)}
+
+
+def hugetlb(size: int) -> dict[str, Any]:
+    name = "hugetlb.2MB.max"
+    return {"names /sys/fs/cgroup": [name], f"read /sys/fs/cgroup/{name}": str(size)}
+
+
+def overcommit(limit: int) -> dict[str, Any]:
+    """One GiB is promised already, and the load takes 80."""
+    return {
+        "read /proc/sys/vm/overcommit_memory": "2",
+        "read /proc/meminfo": meminfo(CommitLimit=limit),
+    }
+
+
+COMPAT = "names /usr/local/cuda/compat"
 HUGE = {"huge_page_bytes": 2 << 20}
 # check, edits that are still fine, edits that are not, needs
 EDGES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
@@ -93,6 +117,12 @@ EDGES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
      {"space /tmp": [400 * GIB, 10 * GIB - 1]}, {"model_disk_bytes": None}),
     ("docker-disk-full", {"space /var/lib/docker": [400 * GIB, 40 * GIB]},
      {"space /var/lib/docker": [400 * GIB, 40 * GIB - 1]}, {}),
+    ("huge-pages-idle", pool(512), pool(513), {}),
+    ("cgroup-huge-pages-short", {**pages(40000), **hugetlb(ARENA)},
+     {**pages(40000), **hugetlb(ARENA - 1)}, HUGE),
+    ("overcommit-strict", overcommit(81), overcommit(80), {}),
+    ("cuda-compat-older-than-driver", {COMPAT: ["libcuda.so.580.1.1"]},
+     {COMPAT: ["libcuda.so.579.9.9"]}, {}),
     ("kernel-old", {KERNEL: "5.15.0-1-generic"}, {KERNEL: "5.14.21"}, {}),
     ("kernel-pin-limit", {KERNEL: "6.10.14"}, {KERNEL: "6.11.0-8"},
      {"largest_registration_bytes": (2 << 30) + 1}),
@@ -125,6 +155,39 @@ def test_a_kernel_with_a_pin_limit_is_fine_for_small_pins(size: int, fails: bool
 def test_hidden_nodes_are_suspected_from_64_cpus_on(cpus: str, warns: bool) -> None:
     report = check(host_with(H200, {"read /sys/devices/system/cpu/online": cpus}), needs_for(H200))
     assert ("nodes-hidden" in {f.check for f in report.warnings}) is warns
+
+
+@pytest.mark.parametrize(("size", "fails"), [((512 << 30) - 1, False), (512 << 30, True)])
+def test_the_driver_refuses_registrations_from_512_gib_on(size: int, fails: bool) -> None:
+    report = check(host_with(TWO, {}), needs_for(TWO, largest_registration_bytes=size))
+    assert ("registration-too-large" in {f.check for f in report.failures}) is fails
+
+
+def test_free_reserved_pages_are_memory_for_an_arena_in_them() -> None:
+    edits = {
+        "read /proc/meminfo": meminfo(MemFree=20, MemAvailable=20),
+        **pages(32768),
+        **pool(32768),
+    }
+    reserved = check(host_with(TWO, edits), needs_for(TWO, **HUGE))
+    assert "host-memory-short" not in {f.check for f in reserved.failures}
+    without = check(host_with(TWO, edits), needs_for(TWO))
+    assert "host-memory-short" in {f.check for f in without.failures}
+
+
+def test_inner_ports_of_a_switch_have_no_link_to_judge() -> None:
+    card = CARD[TWO]
+    edits = {
+        f"target {PCI}/{card}": below(PORT, "0000:02:00.0", "0000:03:00.0", card=card),
+        **{f"binary {PCI}/{port}/config": acs(0) for port in ("0000:02:00.0", "0000:03:00.0")},
+    }
+    assert check(host_with(TWO, edits), needs_for(TWO)).findings == ()
+
+
+def test_a_container_without_gpus_asks_for_no_gpu_tools() -> None:
+    edits = {**FAULTS["container-toolkit-missing"].edits, "names /etc/cdi": []}
+    needs = needs_for(TWO, device="cpu", gpus=0, gpu_bytes=None)
+    assert check(host_with(TWO, edits), needs).findings == ()
 
 
 def test_ipc_lock_lifts_the_limit_of_locked_memory() -> None:

@@ -14,7 +14,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from appliance.errors import UsageError
 from appliance.plan.cost import cold_layer_seconds, gains, layer_costs, row_probabilities, touched
 from appliance.plan.heat_files import read_heat
-from appliance.plan.kernel_curve import H200, curve_from_measurements
+from appliance.plan.kernel_curve import H200, curve_from_json, curve_from_measurements
 from appliance.plan.placement import LayerDemand, choose_homes, fill
 from appliance.plan.routing import Heat
 
@@ -67,6 +67,13 @@ def test_measurements_that_make_no_curve_are_refused() -> None:
         curve_from_measurements("x", [])
     with pytest.raises(UsageError, match="no number moe_vram"):
         curve_from_measurements("x", [{"sec": "decode", "tag": "8x8k3", "experts": 1}])
+
+
+def test_a_curve_survives_its_own_json_and_nothing_else_is_one() -> None:
+    assert curve_from_json(H200.model_dump_json()) == H200
+    for bad in ("{", "{}", H200.model_copy(update={"device_points": ()}).model_dump_json()):
+        with pytest.raises(UsageError, match="kernel curve"):
+            curve_from_json(bad)
 
 
 @settings(max_examples=50, deadline=None)

@@ -58,6 +58,16 @@ def test_the_printed_bytes_add_up_to_the_printed_sums() -> None:
         assert sum(sizes[:-1]) == sizes[-1]
 
 
+def test_what_each_memory_node_pins_is_summed_over_its_ranks() -> None:
+    made = plan(TWO_CARDS, deepseek_v41_flash(), None, Policy())
+    text = "\n".join(ledger_lines(made))
+    nodes = text[text.index("memory node 0, ranks 0, 1") :]
+    pinned = [int(n.replace(",", "")) for n in re.findall(r" ([\d,]+) B ", nodes)]
+    lines = [i for rank in made.ranks for i in rank.ledger if i.pinned]
+    assert sum(pinned) == sum(i.size_bytes for i in lines)
+    assert {i.part for i in lines} == {"routed experts, on host", "lookup tables"}
+
+
 def test_shares_of_any_size_add_up_exactly() -> None:
     for size in (0, 1, 7, 103 * GIB + 1):
         assert sum(share_of(size, rank, 3) for rank in range(3)) == size
@@ -78,6 +88,8 @@ def test_activations_agree_with_a_peers_measurement() -> None:
 def test_a_latent_cache_is_whole_on_every_rank_and_heads_are_shared() -> None:
     latent = checkpoint(kv_lora_rank=512, qk_rope_head_dim=64, num_hidden_layers=60)
     assert kv_cost(latent, 4).bytes_per_token == 60 * 576 * 2
+    sparse = checkpoint(kv_lora_rank=512, qk_rope_head_dim=64, index_head_dim=128)
+    assert kv_cost(sparse, 1).bytes_per_token == 2 * (576 * 2 + 132)
     grouped = checkpoint(num_key_value_heads=4, head_dim=128, num_hidden_layers=48)
     assert kv_cost(grouped, 2).bytes_per_token == 2 * 48 * 2 * 128 * 2
     assert kv_cost(grouped, 8).bytes_per_token == 2 * 48 * 1 * 128 * 2
@@ -87,6 +99,21 @@ def test_linear_attention_layers_keep_no_keys() -> None:
     kinds = ["linear_attention"] * 3 + ["full_attention"]
     hybrid = checkpoint(num_hidden_layers=4, layer_types=kinds, num_key_value_heads=2, head_dim=64)
     assert kv_cost(hybrid, 1).bytes_per_token == 2 * 1 * 2 * 64 * 2
+
+
+def test_without_a_gpu_the_engine_computes_in_float32_and_so_is_the_cache() -> None:
+    bf16 = kv_cost(checkpoint(), 1).bytes_per_token
+    made = plan(host(), checkpoint(), None, Policy())
+    assert made.serving.kv_bytes_per_token == 2 * bf16
+
+
+def test_a_context_nobody_asked_for_never_takes_most_of_the_device() -> None:
+    small = host(memory=32 * GIB)
+    hungry = checkpoint(max_position_embeddings=262_144, num_key_value_heads=8, head_dim=512)
+    made = plan(small, hungry, None, Policy())
+    assert made.serving.context_tokens < 262_144
+    assert made.serving.kv_cache_bytes <= 8 * GIB
+    assert any("a context of" in note and "was chosen" in note for note in made.notes)
 
 
 def test_draft_layers_cost_nothing_until_they_are_asked_for() -> None:

@@ -141,6 +141,18 @@ def test_explain_says_where_an_expert_lives_and_why() -> None:
     assert "number 1 of 8 by heat" in explain(made, 1, 7, heat)
 
 
+def test_cards_on_one_memory_node_are_taken_before_cards_that_are_far_apart() -> None:
+    four = tuple(gpu(i, numa_node=node) for i, node in enumerate((0, 1, 1, 0)))
+    made = plan(host(four), checkpoint(), None, Policy(tensor_parallel=2))
+    assert [r.gpu for r in made.ranks] == ["GPU-0", "GPU-3"]
+    lost = (four[0].model_copy(update={"fault": "GPU is lost"}), *four[1:])
+    made = plan(host(lost), checkpoint(), None, Policy(tensor_parallel=2))
+    assert [r.gpu for r in made.ranks] == ["GPU-1", "GPU-2"]
+    three = plan(host(four), checkpoint((layer(0, 9), layer(1, 9)), num_attention_heads=9), None,
+                 Policy(tensor_parallel=3, expert_parallel=True))  # fmt: skip
+    assert [r.gpu for r in three.ranks] == ["GPU-0", "GPU-1", "GPU-2"]
+
+
 heats = st.lists(st.lists(st.integers(0, 50), min_size=8, max_size=8), min_size=2, max_size=2).map(
     lambda rows: Heat({i: tuple(float(c) for c in row) for i, row in enumerate(rows)})
 )
@@ -172,3 +184,28 @@ def test_no_expert_on_the_host_is_hotter_than_one_that_stays(heat: Heat, blocks:
         kept = [row[e] for e in placement.device_experts]
         moved = [row[e] for e in placement.host_experts]
         assert not kept or not moved or min(kept) >= max(moved)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    heat=st.none() | heats,
+    ranks=st.sampled_from((1, 2)),
+    expert_parallel=st.booleans(),
+    share=st.floats(0.0, 1.0),
+    slots=st.integers(0, 3),
+)
+def test_all_ranks_together_hold_every_expert_whatever_the_split(
+    heat: Heat | None, ranks: int, expert_parallel: bool, share: float, slots: int
+) -> None:
+    policy = Policy(tensor_parallel=ranks, expert_parallel=expert_parallel, host_share=share,
+                    cache_slots=slots)  # fmt: skip
+    made = plan(host(), checkpoint(), heat, policy)
+    check_plan(made, host(), checkpoint())
+    for position in range(2):
+        lists = [r.layers[position] for r in made.ranks]
+        held = [place.device_experts | place.host_experts for place in lists]
+        assert set().union(*held) == set(range(8))
+        assert sum(map(len, held)) == (8 if expert_parallel else 8 * ranks)
+        for place in lists:
+            assert place.slot_experts <= place.host_experts
+            assert len(place.slot_experts) <= place.cache_slots <= max(slots, 0)

@@ -77,6 +77,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "a GPU that is lost": lambda: (
         host((gpu(0).model_copy(update={"fault": "GPU is lost"}),)), checkpoint(), Policy(),
         PlanError, "GPU 0 cannot be used: GPU is lost"),
+    "a GPU in pieces": lambda: (
+        host((gpu(0).model_copy(update={"mig_enabled": True}),)), checkpoint(), Policy(),
+        PlanError, "GPU 0 is split into MIG instances.*-mig 0"),
     "link rates that do not match": lambda: (
         host(), checkpoint(), Policy(link_bytes_per_second=(1e9, 1e9)), UsageError,
         "2 link rates are given for 1 ranks"),
@@ -135,6 +138,13 @@ def test_memory_held_by_the_page_cache_is_not_free_but_the_way_out_is_told() -> 
     cached = host((gpu(0), gpu(1))).model_copy(update={"memory_free_bytes": 4 * GIB})
     with pytest.raises(DoesNotFit, match=r"4\.00 GiB are free.*/drop_caches"):
         plan(cached, deepseek_v41_flash(), None, Policy())
+
+
+def test_slots_that_the_host_cannot_back_say_what_their_copies_take() -> None:
+    short = host((gpu(0), gpu(1)), memory=176 * GIB)
+    plan(short, deepseek_v41_flash(), None, Policy())
+    with pytest.raises(DoesNotFit, match=r"fewer cache slots: their copies on the host are 47\.46"):
+        plan(short, deepseek_v41_flash(), None, Policy(cache_slots=96))
 
 
 def test_a_plan_for_another_checkpoint_or_gpu_is_refused() -> None:

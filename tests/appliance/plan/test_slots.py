@@ -25,7 +25,7 @@ from appliance.plan.traffic import distinct_touched, draw_rows
 
 SPLIT = Split(top_k=6, held=268, slots=96)  # 70 % of 384
 LINK = Link(layers=40, block_bytes=6_635_520, bytes_per_second=50e9)
-THREE_LAYERS = CacheRules(promotions_per_row=2 * 3 / 40)
+THREE_LAYERS = CacheRules(promotions_per_row=2 * 3 / 40, pooled=False)
 JUST_CAME, SETTLED = 0, 1
 RULES = ("static", "decayed", "clairvoyant")
 
@@ -54,7 +54,7 @@ def test_a_clearly_hotter_expert_takes_the_coldest_slot() -> None:
     for _ in range(6):
         cache.observe(0, (4, 6))
         swaps += cache.step(1)
-    assert swaps == [Promotion(layer=0, expert=6, evict=5)]
+    assert swaps == [Promotion(layer=0, expert=6, evict_layer=0, evict=5)]
     assert (layer.slots, layer.cold) == ({4, 6}, {5, 7})
 
 
@@ -103,6 +103,30 @@ def test_a_plan_that_keeps_its_promise_is_left_alone() -> None:
             cache.observe(0, (4, 6))
             swaps += len(cache.step(1))
         assert (swaps > 0) == bool(moved)
+
+
+def test_layers_of_one_block_size_share_their_slots_and_others_do_not() -> None:
+    for sizes, expected in (((8, 8), ({4, 5, 6}, {5})), ((8, 16), ({5, 6}, {4, 5}))):
+        busy, idle = (LayerSlots(i, 8, {4, 5}, {6, 7}, size) for i, size in enumerate(sizes))
+        cache = Cache((busy, idle), CacheRules(promotions_per_row=1.0))
+        swaps = 0
+        for _ in range(8):
+            cache.observe(0, (4, 4, 5, 6, 6, 6) if sizes == (8, 8) else (4, 5, 5, 6, 6, 6))
+            cache.observe(1, (5,))
+            swaps += len(cache.step(1))
+        assert swaps == 1
+        assert (busy.slots, idle.slots) == expected
+
+
+def test_one_pool_reads_a_tenth_fewer_experts_of_an_unknown_topic(heat: Heat) -> None:
+    alone = [(name,) for name in heat.topics]
+
+    def distinct(rules: CacheRules) -> float:
+        found = trials(heat, alone, SPLIT, rules, 4, "1", names=("decayed",))
+        return mean([t.windows[SETTLED].distinct_cold["decayed"] for t in found])
+
+    pooled = THREE_LAYERS.model_copy(update={"pooled": True})
+    assert distinct(pooled) <= 0.90 * distinct(THREE_LAYERS)
 
 
 def test_lru_takes_every_cold_pick_and_evicts_the_oldest() -> None:

@@ -10,7 +10,7 @@ import pytest
 from file_world import Fault, FileWorld, inject_into_writes, migrations, rewrite
 
 from appliance.errors import ServeError, UsageError
-from appliance.upgrade.book import Book, Deployment, read_book
+from appliance.upgrade.book import Book, Deployment, changes, read_book
 from appliance.upgrade.migrate import MIGRATIONS, migrate, version_of
 from appliance.upgrade.run import BOOK, Runner
 from appliance.upgrade.steps import NAMES
@@ -185,3 +185,11 @@ def test_a_book_of_a_newer_release_is_an_error_and_not_a_guess(tmp_path):
     (tmp_path / BOOK).write_text('{"format": 2}')
     with pytest.raises(ServeError, match="cannot make sense of the record of deployments"):
         read_book(tmp_path / BOOK)
+
+
+def test_what_an_upgrade_changes_is_told_field_by_field_and_nothing_else_is():
+    assert changes(OLD, NEW) == {
+        "release": "1.0 -> 2.0", "model": "/models/a -> /models/b",
+        "plan_digest": "plan-of-1.0 -> None", "schema_version": "1 -> 3",
+    }  # fmt: skip
+    assert changes(OLD, OLD.model_copy(update={"plan": Path("/elsewhere.json")})) == {}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert_kernels import launch
+from expert_kernels import launch, prefill
 
 SHAPES = [(5120, 2304), (5120, 1152), (7168, 2048), (4096, 2048), (2560, 640), (128, 128)]
 
@@ -34,7 +34,7 @@ def test_blocks_fit_the_multiprocessors_they_are_meant_for(
     assert plan.blocks == resident * count and resident in (1, 2)
     need = launch._SHARED_BYTES[plan.groups] + launch._ROUTING_BYTES
     assert resident * need <= launch._SHARED_OF_ONE.get(architecture, 100 << 10)
-    assert 1 <= plan.link_blocks <= plan.blocks
+    assert 1 <= plan.link_blocks <= plan.host_blocks <= plan.blocks
 
 
 @given(
@@ -48,7 +48,7 @@ def test_a_part_of_k_never_gets_too_short_to_fill_the_pipeline(hidden: int, inne
 
 def test_few_experts_are_cut_until_every_multiprocessor_has_work() -> None:
     plan = launch.decode(1, 5120, 2304, 132)
-    assert 6 * 2304 // 128 * plan.split_a >= 3 * 132
+    assert 132 <= 6 * 2304 // 128 * plan.split_a < 2 * 132
     assert launch.decode(64, 5120, 2304, 132).split_a == 1
 
 
@@ -59,7 +59,9 @@ def test_more_tokens_than_decode_takes_are_refused_with_the_number(tokens: int) 
 
 
 def test_scratch_counts_every_buffer_to_the_byte() -> None:
-    plan = launch.DecodeLaunch(groups=1, split_a=4, split_b=1, blocks=264, link_blocks=16)
+    plan = launch.DecodeLaunch(
+        groups=1, split_a=4, split_b=1, blocks=264, link_blocks=16, host_blocks=264
+    )
     need = launch.workspace(plan, picks=48, hidden=5120, intermediate=2304)
     assert need == launch.Workspace(
         rotated=48 * 5120 * 2 * 2,
@@ -69,3 +71,25 @@ def test_scratch_counts_every_buffer_to_the_byte() -> None:
         y=48 * 5120 * 4,
     )
     assert need.total == 983040 + 221184 + 3538944 + 983040
+
+
+@given(
+    counts=st.lists(st.integers(0, 40), max_size=30),
+    limit=st.integers(1, 50),
+)
+def test_groups_of_prefill_hold_every_pick_once_in_order(counts: list[int], limit: int) -> None:
+    made = prefill.groups(counts, limit)
+    picks = [piece.expert for group in made for piece in group for _ in range(piece.rows)]
+    assert picks == [expert for expert, count in enumerate(counts) for _ in range(count)]
+    for group in made:
+        ends = [piece.at + piece.rows for piece in group]
+        assert [piece.at for piece in group] == [0, *ends[:-1]] and ends[-1] <= limit
+    assert all(sum(piece.rows for piece in group) == limit for group in made[:-1])
+
+
+@given(count=st.integers(0, 200), most=st.integers(1, 24))
+def test_batches_of_copies_start_small_and_hold_every_expert_once(count: int, most: int) -> None:
+    made = prefill.batches(range(count), most)
+    assert [expert for batch in made for expert in batch] == list(range(count))
+    assert all(len(batch) <= most for batch in made)
+    assert not made or len(made[0]) == 1

@@ -1,3 +1,4 @@
+#!/opt/appliance/bin/python3
 """In place of vLLM where there are only fake cards: writes down what it was started as, then waits.
 
 Mounted into the gpu flavour's container as APPLIANCE_ENGINE_PYTHON.

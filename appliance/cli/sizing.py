@@ -1,0 +1,109 @@
+"""size: would a model fit a machine that nobody has yet, how fast, and what would a change buy."""
+
+from __future__ import annotations
+
+import textwrap
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from appliance import render
+from appliance.cli import options
+from appliance.errors import UsageError
+
+if TYPE_CHECKING:
+    from appliance.checkpoint.model import Checkpoint
+
+WIDTH, HANGING = 100, 14
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(size)
+
+
+def size(
+    model: Annotated[
+        str, typer.Argument(help="Folder of a checkpoint, or the name of a known model.")
+    ],
+    gpu: Annotated[list[str], typer.Option(help="Card: rtx-pro-6000, h200, ...", metavar="NAME")],
+    count: Annotated[list[int], typer.Option(help="Cards.", metavar="N")],
+    host_ram: Annotated[list[str], typer.Option(help="Host memory: 256GiB.", metavar="SIZE")],
+    users: Annotated[
+        list[int] | None, typer.Option(help="Requests at once (default 6).", metavar="N")
+    ] = None,
+    context: Annotated[
+        list[str] | None,
+        typer.Option(help="Longest conversation: 256K (default: the model's).", metavar="TOKENS"),
+    ] = None,
+    box: Annotated[
+        str, typer.Option("--host", help="Kind of host: workstation, epyc-1p, ...", metavar="NAME")
+    ] = "epyc-1p",
+    expert_parallel: options.ExpertParallel = False,
+    target: Annotated[
+        float | None, typer.Option(help="Tokens a second each user wants (default 40).")
+    ] = None,
+    heat: options.HeatFiles = None,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Options side by side: repeat --gpu, --count, --users, ..."),
+    ] = False,
+) -> None:
+    """Does it fit, what binds first, how fast, and which change would help. No machine is needed.
+
+    Example: size glm-5.3-flash --gpu rtx-pro-6000 --count 2 --host-ram 256GiB --users 4
+    --context 64K
+    """
+    from appliance.plan.sizing import TARGET_TOKENS_PER_SECOND, Ask, bytes_from, tokens_from
+    from appliance.plan.sizing_report import compare_lines, size_lines
+
+    contexts = [tokens_from(text) for text in context] if context else [None]
+    asks = [
+        Ask(gpu=card, count=cards, host_bytes=bytes_from(memory), users=people,
+            context_tokens=tokens, host=box, expert_parallel=expert_parallel,
+            target=TARGET_TOKENS_PER_SECOND if target is None else target)
+        for card, cards, memory, people, tokens
+        in product(gpu, count, host_ram, users or [6], contexts)
+    ]  # fmt: skip
+    if len(asks) > 1 and not compare:
+        raise UsageError(f"{len(asks)} machines are described", fix="--compare puts them in rows")
+    if len(asks) == 1 and compare:
+        raise UsageError(
+            "one machine has nothing beside it",
+            fix="give an option twice: --count 2 --count 4",
+        )
+    counts = options.heat(heat)
+    with render.Progress(f"reading the headers of {model}"):
+        checkpoint = _headers(model)
+    with render.Progress("planning"):
+        lines = (
+            compare_lines(checkpoint, asks, counts)
+            if compare
+            else size_lines(checkpoint, asks[0], counts)
+        )
+    for line in lines:
+        # Rows of a table stay whole; sentences hang below their first word.
+        render.lines([line] if compare else textwrap.wrap(
+            line, WIDTH, subsequent_indent=" " * HANGING, break_on_hyphens=False))  # fmt: skip
+
+
+def _headers(model: str) -> Checkpoint:
+    """The checkpoint of a folder, else of a known model, whose headers are made for the moment."""
+    from appliance.checkpoint.exl3 import read_checkpoint
+    from appliance.checkpoint.synth.headers import MODELS, headers_only
+
+    path = Path(model)
+    if path.is_dir():
+        return read_checkpoint(path.absolute())
+    if model not in MODELS:
+        known = ", ".join(MODELS)
+        what = "a file" if path.exists() else "neither a folder nor a known model"
+        raise UsageError(
+            f"{model} is {what}: headers are needed to plan it",
+            fix=f"a folder (weights synth DIR --headers-only MODEL makes one), or one of {known}",
+        )
+    with TemporaryDirectory() as aside:
+        headers_only(Path(aside) / model, model)
+        return read_checkpoint(Path(aside) / model)

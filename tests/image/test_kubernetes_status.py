@@ -1,0 +1,98 @@
+"""What the cluster's objects say becomes a state, a reason and the value to set."""
+
+import pytest
+
+from appliance.errors import ServeError, UsageError
+from appliance.serve.kubernetes import Release, _sentence, explain, scale
+
+RELEASE = Release("flash", "serving")
+
+
+def deployment(replicas: int = 1, **status) -> dict:
+    return {"spec": {"replicas": replicas}, "status": status}
+
+
+def pod(conditions=(), container=None, name="a", created="2026-11-29T10:00:00Z", **metadata):
+    return {
+        "metadata": {"name": name, "creationTimestamp": created, **metadata},
+        "spec": {"nodeName": "node-1"},
+        "status": {"conditions": list(conditions), "containerStatuses": [container or {}]},
+    }
+
+
+def unscheduled(message: str) -> dict:
+    return {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": message,
+    }
+
+
+@pytest.mark.parametrize(
+    ("message", "fix"),
+    [
+        ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", "gpus.count"),
+        ("0/1 nodes are available: 1 node(s) had untolerated taint {x: y}.", "tolerations"),
+        ("0/1 nodes are available: 1 Insufficient memory.", "resources.memoryGiB"),
+        ("0/1 nodes are available: 1 Insufficient hugepages-1Gi.", "hugePages.size"),
+        ("0/1 nodes are available: 1 Insufficient cpu.", "resources.cpu"),
+        ("pod has unbound immediate PersistentVolumeClaims", "kubectl describe pvc"),
+    ],
+)
+def test_a_pending_pod_gives_the_schedulers_reason_and_the_value_to_set(message, fix):
+    found = explain(deployment(), [pod([unscheduled(message)])], [])
+    assert found.state == "pending" and message in found.reason and fix in found.fix
+
+
+def test_a_quota_is_named_where_no_pod_could_be_made():
+    message = 'pods "a" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=2'
+    failure = {"type": "ReplicaFailure", "status": "True", "message": message}
+    found = explain(deployment(conditions=[failure]), [], [{"message": message}])
+    assert found.state == "pending" and message in found.reason and "ResourceQuota" in found.fix
+
+
+def test_an_image_that_cannot_be_pulled_is_a_failure_with_the_values_to_set():
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
+    found = explain(deployment(), [pod(container={"state": waiting})], [])
+    assert found.state == "failed" and "not found" in found.reason
+    assert "image.digest" in found.fix
+
+
+def test_a_crash_loop_says_how_often_and_with_which_exit_code():
+    container = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "restartCount": 4,
+                 "lastState": {"terminated": {"exitCode": 7}}}  # fmt: skip
+    found = explain(deployment(), [pod(container=container)], [])
+    assert found.state == "failed" and found.restarts == 4
+    assert found.reason == "it ended 4 times, last with exit code 7"
+
+
+def test_a_ready_pod_names_its_node_and_the_digest_that_runs():
+    container = {"ready": True, "state": {"running": {}}, "imageID": "r.example/a@sha256:abc"}
+    found = explain(deployment(), [pod(container=container)], [])
+    assert (found.state, found.node, found.image_digest) == ("ready", "node-1", "sha256:abc")
+
+
+def test_a_pod_that_is_going_is_not_the_one_that_counts():
+    going = pod(name="old", created="2026-11-29T12:00:00Z", deletionTimestamp="x",
+                container={"ready": True})  # fmt: skip
+    found = explain(
+        deployment(), [going, pod(name="new", container={"state": {"running": {}}})], []
+    )
+    assert (found.pod, found.state) == ("new", "starting")
+
+
+def test_scaled_to_nothing_is_stopped():
+    assert explain(deployment(replicas=0), [], []).state == "stopped"
+
+
+def test_more_than_one_replica_is_refused_before_the_cluster_is_asked():
+    with pytest.raises(UsageError, match="2 replicas: there is one appliance, or none"):
+        scale(RELEASE, 2)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_no_rights_is_one_sentence_with_the_rights_to_ask_for(status):
+    error = _sentence(status, "Forbidden", RELEASE)
+    assert isinstance(error, ServeError)
+    assert "namespace serving" in error.message and "pods/log" in error.fix
