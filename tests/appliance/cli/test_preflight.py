@@ -44,14 +44,17 @@ def test_a_recorded_machine_is_judged_the_same_each_time_and_as_its_golden_repor
 
 
 def test_measuring_without_a_gpu_says_so_and_the_recording_replays_it(appliance, model, tmp_path):
+    with (model / "padding.txt").open("wb") as file:
+        file.truncate(80 << 20)  # a shard of the small model is too small to tell
     words = ["preflight", "--gpus", 0, "--model", model]
     here = appliance(*words, "--measure", "--record", tmp_path / "machine")
     assert "links and pins: not measured, there is no GPU to measure" in here.out
-    assert "the model's disk reads " in here.out and " GB/s" in here.out
+    # A file system without O_DIRECT says so instead.
+    assert ("the model's disk reads " in here.out) != ("disk: not measured, " in here.out)
     there = appliance(*words, "--host", tmp_path / "machine")
     assert (here.code, here.out) == (there.code, there.out)
     kept = json.loads((tmp_path / "machine" / "recording.json").read_text())
-    assert kept["measured"]["disk_read_bytes_per_second"] > 0
+    assert kept["measured"]["unmeasured"][0]["what"] == "links and pins"
     assert kept["folders"]["model"] == str(model)
 
 
@@ -74,8 +77,7 @@ def test_measured_rates_reach_the_plan_instead_of_the_data_sheet(appliance, mode
     assert rates["sheet"][0] not in rates["measured"]
 
 
-def test_measured_rates_are_in_the_report_the_textfile_and_the_picture(appliance, tmp_path,
-                                                                       measured_machine):  # fmt: skip
+def test_measured_rates_are_in_report_textfile_and_picture(appliance, tmp_path, measured_machine):
     words = ["preflight", "--host", measured_machine, "--gpus", 2]
     assert "GPU 1 from node 0: copies 40.0 GB/s, reads in place 36.0 GB/s" in appliance(*words).out
     found = json.loads(appliance(*words, "--json").out)["measured"]
@@ -88,7 +90,7 @@ def test_measured_rates_are_in_the_report_the_textfile_and_the_picture(appliance
     said = appliance("preflight", "picture", drawn, "--host", measured_machine)
     assert (said.code, said.out) == (0, f"{drawn}\n")
     text = "".join(ET.fromstring(drawn.read_text()).itertext())
-    assert "GPU 1" in text and "36.0" in text
+    assert "40.0 GB/s measured" in text and "55.0 GB/s measured" in text
 
 
 def test_an_option_before_a_subcommand_is_refused_not_dropped(appliance, tmp_path):
@@ -110,7 +112,7 @@ def test_a_root_is_where_the_machines_facts_come_from(appliance, tmp_path):
         path.write_text(text)
     said = appliance("preflight", "--gpus", 0, "--root", tmp_path / "host", "--json")
     found = {f["check"]: f["saw"] for f in json.loads(said.out)["findings"]}
-    assert said.code == 3 and "1.0 MiB" in found["load-peak-short"], found
+    assert said.code == 3 and "0.0 GiB are available" in found["load-peak-short"]
 
 
 def test_a_root_without_proc_and_a_root_with_a_recording_are_wrong_usage(appliance, tmp_path):
