@@ -9,7 +9,7 @@ ARG FLAVOUR=gpu
 ARG BASE_IMAGE=docker.io/nvidia/cuda:13.0.2-base-ubuntu24.04
 # Where kernels are compiled: the same system with nvcc and its headers.
 ARG COMPILER_IMAGE=docker.io/nvidia/cuda:13.0.2-devel-ubuntu24.04
-# gpu: build (compile here, about 40 minutes an architecture on two cores) or cache (docker/kernels).
+# gpu: build (compile here, about 40 minutes an architecture on two cores) or cache (image/kernels).
 # cpu: none.
 ARG KERNELS=build
 
@@ -23,27 +23,27 @@ RUN apt-get update -qq \
 
 FROM base AS deps
 ARG FLAVOUR
-# Another index for torch alone; local wheels in docker/wheels come first.
+# Another index for torch alone; local wheels in image/wheels come first.
 ARG TORCH_INDEX=""
 ARG WITH_VLLM_EXL3=""
 WORKDIR /build
 # Only what the engine is made of: nothing else may make this layer stale.
-COPY constraints/install.py constraints/engine-${FLAVOUR}.in constraints/engine-${FLAVOUR}.txt constraints/
+COPY constraints/engine-${FLAVOUR}.in constraints/engine-${FLAVOUR}.txt constraints/
 RUN python3 -m venv /opt/appliance
 ENV PATH=/opt/appliance/bin:$PATH
-COPY docker/install.py docker/
-RUN --mount=type=bind,source=docker/wheels,target=/wheels \
-    --mount=type=cache,target=/root/.cache/pip python docker/install.py engine
+COPY image/install.py image/
+RUN --mount=type=bind,source=image/wheels,target=/wheels \
+    --mount=type=cache,target=/root/.cache/pip python image/install.py engine
 
 # Ours apart from the engine's gigabytes: a change of our code copies only our code.
 FROM deps AS ours
 COPY constraints/base.txt constraints/
 COPY LICENSE NOTICE README.md pyproject.toml ./
-COPY docker/sbom.py /out/
+COPY image/sbom.py /out/
 COPY preflight/ preflight/
 COPY kernels/ kernels/
 COPY appliance/ appliance/
-RUN python docker/install.py appliance
+RUN python image/install.py appliance
 
 # Compiled in an image that has nvcc, for the torch of `deps`.
 FROM ${COMPILER_IMAGE} AS kernels-build
@@ -54,13 +54,13 @@ RUN apt-get update -qq \
  && apt-get install -y -qq --no-install-recommends python3 python3-venv python3-dev g++ ninja-build \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=deps /opt/appliance /opt/appliance
-COPY docker/compile.py /build/
+COPY image/compile.py /build/
 RUN /opt/appliance/bin/python /build/compile.py /kernels
 
 FROM base AS kernels-cache
-COPY docker/kernels/ /kernels/
+COPY image/kernels/ /kernels/
 RUN test -f /kernels/exllamav3_ext.so \
- || { echo "docker/kernels holds no exllamav3_ext.so: build with KERNELS=build" >&2; exit 1; }
+ || { echo "image/kernels holds no exllamav3_ext.so: build with KERNELS=build" >&2; exit 1; }
 
 FROM base AS kernels-none
 RUN mkdir /kernels

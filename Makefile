@@ -23,15 +23,15 @@ lint: .venv/dev ## format, style, types and who imports whom
 test: .venv/dev ## the tests alone
 	@$(BIN)/pytest
 
-image: docker/wheels/.torch ## build the demo's image (needs Docker)
+image: image/wheels/.torch ## build the demo's image (needs Docker)
 	@docker compose build demo
 
-check-image: .venv/dev docker/wheels/.torch ## build the image, run it, test it, in a Docker engine of its own
-	@docker/tests/run.sh
+check-image: .venv/dev image/wheels/.torch ## build the image, run it, test it, in a Docker engine of its own
+	@image/tests/run.sh
 
 # Whatever build of torch this machine's pip chooses, and not what pip in a container would.
-docker/wheels/.torch: constraints/engine-cpu.in
-	@$(PYTHON) -m pip download --quiet --no-deps --dest docker/wheels \
+image/wheels/.torch: constraints/engine-cpu.in
+	@$(PYTHON) -m pip download --quiet --no-deps --dest image/wheels \
 		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep -o 'torch==[0-9.]*' $< | head -1)"
 	@touch $@
 
@@ -39,6 +39,7 @@ soak: .venv/dev ## weights killed and disks filled hundreds of times, 200 upgrad
 	@$(BIN)/python tests/soak/weights.py
 	@$(BIN)/python tests/soak/weights_speed.py
 	@MOE_APPLIANCE_SOAK=200 $(BIN)/pytest -q tests/appliance/upgrade
+	@$(BIN)/python tests/soak/upgrades.py 10
 
 fmt: .venv/dev ## fix format and simple style
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .

@@ -36,7 +36,7 @@ from appliance.settings import Settings
 from preflight import Host, Live, Needs, Report, check, inspect, plan_needs, profile
 
 FAILURE = "failure.json"
-PREBUILT = Path("/opt/kernels/triton")  # made by docker/compile.py
+PREBUILT = Path("/opt/kernels/triton")  # made by image/compile.py
 CACHES = {
     "VLLM_CACHE_ROOT": "vllm",
     "TRITON_CACHE_DIR": "triton",

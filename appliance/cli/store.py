@@ -24,7 +24,7 @@ Release = Annotated[
 
 
 def register(group: typer.Typer) -> None:
-    for command in (ls, manifest, activate, rollback, history, du, rm, gc):
+    for command in (ls, manifest, activate, rollback, history, du, rm, gc, repack):
         group.command()(command)
 
 
@@ -169,6 +169,24 @@ def gc(
         f"{swept.blobs} files and {swept.staged} staged, "
         f"{render.size(swept.freed_bytes)} {'would be freed' if dry_run else 'freed'}"
     )
+
+
+def repack(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write arena files.")],
+    release: Annotated[str | None, typer.Option(help="Default: the current one.")] = None,
+    store: StoreDir = None,
+    parts: Annotated[int, typer.Option(help="Ranks that share each expert.", min=1)] = 1,
+) -> None:
+    """Write the routed experts in the order and alignment in which they are loaded."""
+    from appliance.checkpoint.exl3 import read_checkpoint
+    from appliance.weights.repack import repack as write
+
+    where = existing(store)
+    checkpoint = read_checkpoint(where.release_folder(where.find(release)))
+    progress = render.ByteProgress(f"writing {folder}")
+    made = write(checkpoint, folder, parts, lambda done, total: progress.update(done, total, done))
+    progress.end()
+    render.lines(str(arena.path) for arena in made)
 
 
 def say_switch(done: Activation) -> None:

@@ -14,6 +14,7 @@ from appliance.errors import CheckFailed, UsageError
 from appliance.settings import read_network, read_settings
 
 if TYPE_CHECKING:
+    from appliance.checkpoint.model import Checkpoint
     from appliance.weights.fetch import Moment, Transfer
     from appliance.weights.source import Source
     from appliance.weights.store import Store
@@ -60,7 +61,11 @@ def pull(
             render.say(f"  trying again: {now.trouble}")
         progress.update(now.done_bytes, now.total_bytes, now.fetched_bytes, now.files)
 
-    pulled = fetch(where, opened(source), transfer(connections, rate), observe)
+    def look(checkpoint: Checkpoint) -> None:
+        if not quiet:
+            say_whether_it_fits(checkpoint)
+
+    pulled = fetch(where, opened(source), transfer(connections, rate), observe, look)
     progress.end()
     render.say(
         f"{render.size(pulled.fetched_bytes)} fetched and {render.size(pulled.reused_bytes)} "
@@ -134,6 +139,21 @@ def serve(
         asked = "with a token" if network.mirror_token else "without a token"
         render.say(f"serving {len(where.releases())} releases at http://{host}:{port}, {asked}")
         server.serve_forever()
+
+
+def say_whether_it_fits(checkpoint: Checkpoint) -> None:
+    """Whether this machine could serve it; a box that only hands weights on need not."""
+    from appliance.errors import PlanError, UnsupportedError
+    from appliance.plan.planner import plan
+
+    experts, size = checkpoint.expert_count, render.size(checkpoint.size_bytes)
+    render.say(f"{checkpoint.family}: {experts:,} routed experts, {size}")
+    try:
+        plan(options.machine(None), checkpoint, None, options.policy())
+    except (PlanError, UnsupportedError) as problem:
+        render.say(f"warning: this machine cannot serve it: {problem.message}")
+    else:
+        render.say("this machine can serve it: appliance plan make says how")
 
 
 def say_verdict(verdict: Verdict, releases: list[str], json: bool) -> None:

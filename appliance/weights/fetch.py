@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -90,8 +91,9 @@ class Fetch:
             self._stop.set()
             with self._changed:
                 self._changed.notify_all()
+            end = time.monotonic() + ENDING_SECONDS
             for thread in threads:
-                thread.join(ENDING_SECONDS)
+                thread.join(max(0.0, end - time.monotonic()))
         if self._problem is not None:
             raise self._problem
         observe(self.moment())

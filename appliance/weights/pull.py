@@ -5,10 +5,11 @@ from __future__ import annotations
 import resource
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
+from appliance.checkpoint.model import Checkpoint
 from appliance.errors import WeightsError
 from appliance.weights import durable
 from appliance.weights.fetch import Fetch, Observe, Transfer
@@ -17,6 +18,7 @@ from appliance.weights.marks import known_chunks
 from appliance.weights.names import check_paths
 from appliance.weights.pace import Patience
 from appliance.weights.part import Part, staging_key
+from appliance.weights.preview import preview
 from appliance.weights.release import commit_release
 from appliance.weights.source import Again, Offer, Source, Wanted
 from appliance.weights.store import Store
@@ -39,9 +41,17 @@ class Pulled:
     seconds: float
 
 
-def pull(store: Store, source: Source, transfer: Transfer, observe: Observe) -> Pulled:
+def pull(
+    store: Store,
+    source: Source,
+    transfer: Transfer,
+    observe: Observe,
+    look: Callable[[Checkpoint], None] = lambda checkpoint: None,
+) -> Pulled:
     """The release that `source` offers, complete and proved in `store`; nothing is activated.
 
+    `look` sees the checkpoint, from its headers alone, before the first byte of a shard is fetched;
+    what it raises ends the pull.
     Raises SourceError where the source fails, WeightsError where the disk does, CheckpointError
     where the files are what was promised and yet no model.
     """
@@ -52,6 +62,8 @@ def pull(store: Store, source: Source, transfer: Transfer, observe: Observe) -> 
         have = {file.path: found for file in offer.files if (found := _in_store(store, file))}
         missing = _distinct(file for file in offer.files if file.path not in have)
         check_room(store, missing)
+        if missing:
+            look(preview(store, source, offer, lambda: _patience(transfer)))
         parts = [Part(store, file) for file in missing]
         fetch = Fetch(source, parts, transfer)
         fetch.run(observe)
@@ -67,12 +79,16 @@ def pull(store: Store, source: Source, transfer: Transfer, observe: Observe) -> 
 
 def ask(source: Source, transfer: Transfer) -> Offer:
     """What the source offers, asked again while it is busy."""
-    patience = Patience(transfer.tries, transfer.first_pause_seconds)
+    patience = _patience(transfer)
     while True:
         try:
             return source.offer()
         except Again as problem:
             patience.wait(problem, threading.Event())
+
+
+def _patience(transfer: Transfer) -> Patience:
+    return Patience(transfer.tries, transfer.first_pause_seconds)
 
 
 def check_room(store: Store, missing: Sequence[Wanted]) -> None:

@@ -84,6 +84,10 @@ def test_quiet_says_only_the_end(command, small):
     assert command("pull", str(small), "--quiet")[2].count("\n") == 1
 
 
+def test_pull_says_whether_this_machine_can_serve_it(command, small):
+    assert "this machine can" in command("pull", str(small))[2]
+
+
 def test_a_token_shows_in_no_output_and_is_sent_to_the_mirror(
     command, server, filled, small, tmp_path, monkeypatch
 ):

@@ -63,8 +63,8 @@ def test_the_hub_gives_sizes_hashes_licence_and_commit(store, server, model):
 
 def test_a_small_file_of_the_hub_is_held_against_its_git_id(store, server, model):
     publish_as_hub(server, model)
-    server.fails(hostile.wrong_bytes, when=lambda r: r.path.endswith("config.json"), times=99)
-    with pytest.raises(SourceError, match=r"config.json: .* twice not what it promised .git id"):
+    server.fails(hostile.wrong_bytes, when=lambda r: r.path.endswith("note.txt"), times=99)
+    with pytest.raises(SourceError, match=r"note.txt: .* twice not what it promised .git id"):
         fetch(store, "hf:org/tiny", Network(hub_url=server.url))
 
 
@@ -175,7 +175,7 @@ def test_a_folder_with_sums_that_disagree_is_refused(folder, store, model):
     bad = Path(shutil.copytree(model, folder / "bad"))
     (bad / "SHA256SUMS").write_bytes(sums_of(model))
     (bad / "config.json").write_text("{}")
-    with pytest.raises(SourceError, match=r"config.json: .* twice not what it promised"):
+    with pytest.raises(SourceError, match=r"sent config.json with other bytes than it promised"):
         fetch(store, str(bad))
 
 
@@ -217,6 +217,34 @@ def test_a_shard_that_the_index_does_not_list_makes_no_release(folder, store, mo
     with pytest.raises(CheckpointError, match="silently skip"):
         fetch(store, str(bad))
     assert store.releases() == []
+
+
+@pytest.mark.parametrize("damage", ["index", "pointer", "config"])
+def test_what_would_not_load_is_known_before_a_shard_is_fetched(
+    damage, folder, store, server, model
+):
+    bad = Path(shutil.copytree(model, folder / "bad"))
+    if damage == "index":
+        index = json.loads((bad / "model.safetensors.index.json").read_text())
+        keep = {n: s for n, s in index["weight_map"].items() if s == BIG}
+        (bad / "model.safetensors.index.json").write_text(json.dumps({"weight_map": keep}))
+    elif damage == "pointer":
+        (bad / BIG).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    else:
+        (bad / "config.json").unlink()
+    publish(server, bad)
+    server.files["/m/SHA256SUMS"] = sums_of(bad)
+    says = {
+        "index": "silently skip",
+        "pointer": f"{BIG} is a Git LFS pointer",
+        "config": "no config",
+    }
+    with pytest.raises(CheckpointError, match=says[damage]) as caught:
+        fetch(store, f"{server.url}/m")
+    assert "look-" not in str(caught.value) and server.url in str(caught.value)
+    shards = [r for r in server.requests if r.path.endswith(".safetensors")]
+    assert sum(r.stop - r.start for r in shards) < 2 << 20
+    assert list(store.staging.iterdir()) == []
 
 
 def test_a_short_shard_makes_no_release(folder, store, model):

