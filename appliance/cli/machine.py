@@ -186,9 +186,8 @@ def catalogue(json: options.Json = False) -> None:
         render.as_json([dict(zip(names, row, strict=True)) for row in rows()])
         return
     width = max(len(row[1]) for row in rows())
-    texts = (f"{area:<9} {check:<{width}} {severity:<5} {wants}"
-             for area, check, severity, wants in rows())  # fmt: skip
-    render.lines(render.wrapped(texts, 10 + width + 7))
+    for area, check, severity, threshold in rows():
+        render.data(f"{area:<8} {check:<{width}} {severity:<4} {threshold}")
 
 
 @group.command()

@@ -107,7 +107,7 @@ def diff(old: PlanPath, new: PlanPath) -> None:
     from appliance.plan.compare import diff_lines
     from appliance.plan.model import load_plan
 
-    render.lines(diff_lines(load_plan(old), load_plan(new)))
+    render.lines(render.wrapped(diff_lines(load_plan(old), load_plan(new)), 2))
 
 
 @group.command()

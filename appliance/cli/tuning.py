@@ -74,8 +74,8 @@ def tune(
         render.data("nothing to change")
     elif apply:
         _apply(record, where, seen.host, needs, for_good=for_good)
-    else:
-        render.say("nothing was changed: sudo appliance tune --apply makes these changes")
+    elif host is None:
+        render.say("nothing was changed; the same with --apply makes these changes (as root)")
     return 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from appliance.plan.model import load_plan
+from preflight import plan_needs
 
 MACHINES = Path(__file__).resolve().parents[2] / "machines"
 TWO = MACHINES / "two-rtx-pro-6000-healthy"
@@ -162,6 +163,17 @@ def test_pinning_names_cpus_memory_node_and_bytes_of_each_card(appliance, model,
     for rank in load_plan(out).ranks:
         bound = f"rank {rank.rank}: {rank.gpu}, CPUs {rank.cpus}, memory node {rank.numa_node}, "
         assert bound in said.err
+
+
+def test_a_plan_needs_exactly_what_its_ledger_pins_and_holds(appliance, model, tmp_path):
+    out = tmp_path / "two.json"
+    appliance("plan", "make", "--model", model, "--host", TWO, "--host-share", 0.5, "-o", out)
+    plan = load_plan(out)
+    needs = plan_needs(plan.model_dump(mode="json"))
+    lines = [line for rank in plan.ranks for line in rank.ledger if line.home == "host"]
+    experts = sum(line.size_bytes for line in lines if line.part.startswith("routed experts"))
+    assert needs.pinned_bytes == needs.pinned_bytes_by_node[0] == experts > 0
+    assert needs.load_peak_bytes == sum(line.size_bytes for line in lines) > experts
 
 
 def test_no_plan_is_written_where_a_check_fails(appliance, model, tmp_path):

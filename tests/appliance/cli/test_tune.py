@@ -83,7 +83,9 @@ def test_huge_pages_need_a_plan_that_says_how_many(appliance, root):
 def test_huge_pages_of_a_plan_are_advised_on_the_cards_node(appliance, model, tmp_path, request):
     two = request.path.parents[2] / "machines" / "two-rtx-pro-6000-healthy"
     plan = tmp_path / "plan.json"
-    made = appliance("plan", "make", "--model", model, "--host", two, "-o", plan)
+    made = appliance(
+        "plan", "make", "--model", model, "--host", two, "--host-share", 0.5, "-o", plan
+    )
     assert made.code == 0, made.err
     words = ["tune", "--host", two, "--plan", plan, "--json"]
     assert json.loads(appliance(*words).out)["steps"] == []
