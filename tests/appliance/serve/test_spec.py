@@ -22,6 +22,7 @@ CPU_ARGV = """
 --host 127.0.0.1 --port 8000 --served-model-name tiny
 --max-model-len 2048 --max-num-seqs 4 --max-num-batched-tokens 512
 --kv-cache-memory-bytes 268435456 --tensor-parallel-size 1 --dtype float32 --enforce-eager
+--compilation-config '{"custom_ops": ["all", "-rotary_embedding"]}'
 --additional-config '{"appliance": {"plan": "/plans/plan.json", "checkpoint": "/models/tiny"}}'
 --worker-extension-cls appliance.engine.worker.WorkerExtension
 --middleware appliance.gateway.Gateway
