@@ -11,6 +11,7 @@ difference, a proof with problems, or a case that died. What is expected comes f
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import json
 import os
@@ -295,9 +296,15 @@ def start(work: Path, case: str, device: str, cases: list[str]) -> subprocess.Po
         "VLLM_PLUGINS": "appliance",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",  # it would use NVLink multicast
+        # NVLink multicast stays off: it can take a shared host's GPUs down.
+        "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+        "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+        "VLLM_USE_NCCL_SYMM_MEM": "0",
+        "NCCL_NVLS_ENABLE": "0",
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+        "NVSHMEM_DISABLE_NVLS": "1",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the plan's order
-        "OMP_NUM_THREADS": "4",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "4"),
     }
     with (work / f"{case}.log").open("w") as log:
         command = [sys.executable, str(Path(__file__)), "--work", str(work), "--case", case]
@@ -315,10 +322,8 @@ def collect(running: dict[str, subprocess.Popen[str]], work: Path, limit: float)
         for case, process in list(left.items()):
             if process.poll() is None and not over:
                 continue
-            try:  # its ranks, too
+            with contextlib.suppress(ProcessLookupError):  # its ranks, too
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             del left[case]
             (work / f"{case}.loaded").touch()
             result = work / f"{case}.json"
