@@ -99,9 +99,15 @@ def make_plan(checkpoint: Path, case: Case, target: Path, device: str) -> dict[s
     from preflight import inspect
     from preflight.source import Live
 
-    policy = Policy(device=device, tensor_parallel=case.ranks, host_share=case.share, streams=4,
-                    expert_parallel=case.expert_parallel, conversations=4,
-                    context_tokens=2048)  # fmt: skip
+    policy = Policy(
+        device="cuda" if device == "cuda" else "cpu",
+        tensor_parallel=case.ranks,
+        expert_parallel=case.expert_parallel,
+        host_share=case.share,
+        streams=4,
+        conversations=4,
+        context_tokens=2048,
+    )
     made = plan(inspect(Live()), read_checkpoint(checkpoint), None, policy)
     nodes = [rank.numa_node for rank in made.ranks]
     facts: dict[str, Any] = {"numa_nodes": nodes}
