@@ -74,8 +74,8 @@ class HostMapping:
         """`threads` make the pages resident; 0: one for each near CPU, up to 4.
 
         `touch` is for measurements. None: huge pages of the kernel's reserve are populated, because
-        a write to one that is not there is SIGBUS; others are written, which measured twice as fast
-        (0.086 s/GiB, 0.189 populated, 4 threads).
+        a write to one that is not there is SIGBUS; others are written. With 4 threads that took
+        0.086 s/GiB on one machine with an H200, populating 0.189 on another: not yet side by side.
         """
         if size_bytes <= 0:
             raise HostMemoryError(f"a mapping of {size_bytes} bytes holds nothing")
