@@ -28,11 +28,16 @@ def test_an_unknown_variable_is_refused_with_the_nearest_one(appliance, monkeypa
     assert "did you mean APPLIANCE_DRAIN_SECONDS?" in said.err
 
 
-@pytest.mark.parametrize("value", ["0", "65536", "http"])
+@pytest.mark.parametrize("value", ["0", "65536", "http", " "])
 def test_an_impossible_value_names_its_variable(appliance, monkeypatch, value):
     monkeypatch.setenv("APPLIANCE_PORT", value)
     said = appliance("status")
     assert said.code == 2 and f"APPLIANCE_PORT={value}: " in said.err
+
+
+def test_an_empty_variable_is_one_that_nobody_set_as_compose_passes_it(appliance, monkeypatch):
+    monkeypatch.setenv("APPLIANCE_PORT", "")
+    assert appliance("status").code == 3, "nothing runs, and nothing is wrong with the settings"
 
 
 def test_an_error_is_a_sentence_and_a_fix_and_a_traceback_only_with_debug(appliance, tmp_path):
