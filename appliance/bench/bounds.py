@@ -14,20 +14,6 @@ from functools import lru_cache
 P5 = 0.05
 
 
-@lru_cache(maxsize=65536)
-def binomial_cdf(k: int, n: int, p: float) -> float:
-    """P(at most k of n), each with probability p. Summed from the shorter end."""
-    if k < 0:
-        return 0.0
-    if k >= n:
-        return 1.0
-    if p <= 0.0 or p >= 1.0:
-        return 1.0 if p <= 0.0 else 0.0
-    if k > n * p:
-        return 1.0 - math.fsum(_mass(i, n, p) for i in range(k + 1, n + 1))
-    return math.fsum(_mass(i, n, p) for i in range(k + 1))
-
-
 def quantile(values: Sequence[float], share: float = P5) -> float:
     """The ceil(n x share)-th smallest: always a value that was measured. Needs one or more."""
     ordered = sorted(values)

@@ -10,7 +10,6 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from appliance.errors import UsageError
@@ -122,11 +121,6 @@ def from_json(line: str) -> Sample:
         raise UsageError(
             f"not a sample of ours: {type(problem).__name__} {problem}: {line[:120]}"
         ) from problem
-
-
-def read_samples(file: Path) -> list[Sample]:
-    with file.open(encoding="utf-8") as handle:
-        return [from_json(line) for line in handle if line.strip()]
 
 
 def problems(samples: Iterable[Sample]) -> dict[str, int]:
