@@ -27,6 +27,7 @@ from appliance.plan.guards import guard
 from appliance.plan.model import Plan, load_plan
 from appliance.plan.planner import plan as make_plan
 from appliance.plan.request import Policy
+from appliance.serve.measured import with_kept_rates
 from appliance.serve.prepare import GUARD_IDS
 from appliance.serve.run import StopRequest
 from appliance.serve.spec import ServeSpec, Wishes, spec
@@ -91,7 +92,8 @@ def plan(launch: Launch) -> None:
         check_plan(launch.plan, host, launch.checkpoint)
         path = settings.plan
     else:
-        launch.plan = make_plan(host, launch.checkpoint, None, launch.policy)
+        measured = with_kept_rates(host, launch.files)
+        launch.plan = make_plan(measured, launch.checkpoint, None, launch.policy)
         path = launch.files.plan
         launch.plan.write(path)
     devices = {rank.device for rank in launch.plan.ranks}

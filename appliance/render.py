@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 import threading
 import time
 from collections import deque
@@ -13,6 +14,7 @@ from typing import Any
 
 from appliance.errors import ApplianceError
 
+WIDTH = 100
 BAR_CELLS = 24
 DRAW_SECONDS = 0.2
 BAR_AFTER_SECONDS = 1.0  # what takes less needs no bar
@@ -28,6 +30,16 @@ def data(text: str) -> None:
 def lines(texts: Iterable[str]) -> None:
     for text in texts:
         data(text)
+
+
+def wrapped(texts: Iterable[str], hanging: int) -> list[str]:
+    """Lines of at most WIDTH columns; what goes on is indented to `hanging`, or 2 past its own."""
+    out: list[str] = []
+    for text in texts:
+        own = len(text) - len(text.lstrip())
+        indent = " " * (own + 2 if own else hanging)
+        out += textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]
+    return out
 
 
 def piece(text: str) -> None:

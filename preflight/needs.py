@@ -84,10 +84,12 @@ def plan_needs(
     by_node: dict[int, int] = {}
     peak, total, pieces, cards, device = 0, 0, 0, [], 0
     for rank in plan["ranks"]:
-        in_host = sum(line["size_bytes"] for line in rank["ledger"] if line["home"] == "host")
-        peak += in_host
+        on_host = [line for line in rank["ledger"] if line["home"] == "host"]
+        # The ledger has lines of its own for the shard that is read and for the engine.
+        peak += sum(line["size_bytes"] for line in on_host)
         # Nothing is registered with a driver where there is no GPU.
-        pinned = in_host if rank["device"] == "cuda" else 0
+        on_card = rank["device"] == "cuda"
+        pinned = sum(line["size_bytes"] for line in on_host if line["pinned"]) if on_card else 0
         total += pinned
         pieces += _pieces(pinned, chunk_bytes)
         if rank["numa_node"] is not None:
@@ -96,7 +98,6 @@ def plan_needs(
             cards.append(rank["gpu"])
         on_device = sum(line["size_bytes"] for line in rank["ledger"] if line["home"] == "device")
         device = max(device, on_device)
-    ranks = len(plan["ranks"])
     on_gpu = any(rank["device"] == "cuda" for rank in plan["ranks"])
     return Needs(
         device="cuda" if on_gpu else "cpu",
@@ -106,7 +107,7 @@ def plan_needs(
         gpu_bytes=device if on_gpu else None,
         pinned_bytes=total,
         pinned_bytes_by_node=by_node,
-        load_peak_bytes=peak + ranks * (ENGINE_BYTES_PER_RANK + STAGING_BYTES_PER_RANK),
+        load_peak_bytes=peak,
         registrations=pieces,
         largest_registration_bytes=chunk_bytes,
         huge_page_bytes=huge_page_bytes,

@@ -30,14 +30,15 @@ def event(delta: dict[str, str], finish: str | None = None) -> bytes:
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
         head = await reader.readuntil(b"\r\n\r\n")
-        size = next(
-            int(x.split(b":")[1])
-            for x in head.split(b"\r\n")
-            if x.lower()[:15] == b"content-length:"
-        )
+        if not head.startswith(b"POST"):
+            writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+            return
+        size = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
         asked = json.loads(await reader.readexactly(size))
         await answer(asked, asked["model"], writer)
         await writer.drain()
+    except (ConnectionError, asyncio.IncompleteReadError):
+        pass  # the client has gone
     finally:
         writer.close()
 
@@ -48,10 +49,12 @@ async def answer(asked: dict, mood: str, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 429 Too Many\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         return
     writer.write(HEAD + event({"role": "assistant", "content": ""}))
-    count = asked["max_tokens"]
+    count = asked.get("max_tokens") or asked["max_completion_tokens"]
     due = time.perf_counter() + FIRST
     for index in range(count):
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        if writer.transport.is_closing():
+            return
         if index == 3 and mood == "reset":
             writer.transport.abort()
         if index == 3 and mood == "hang":
@@ -69,7 +72,7 @@ async def answer(asked: dict, mood: str, writer: asyncio.StreamWriter) -> None:
         due += INTERVAL
     writer.write(event({}, "length"))
     if mood != "no-usage":
-        words = sum(len(m["content"].split()) for m in asked["messages"])
+        words = sum(len(str(m["content"]).split()) for m in asked["messages"])
         usage = {"prompt_tokens": words, "completion_tokens": count}
         writer.write(chunk(json.dumps({"choices": [], "usage": usage})))
     writer.write(chunk("[DONE]") + b"0\r\n\r\n")

@@ -89,6 +89,7 @@ class Load:
                 began = time.time()
                 answer = await ask(self.endpoint, history, turn.output_tokens)
                 times = answer.token_times
+                # Whole nanoseconds: what is written is what is judged, so a replay agrees.
                 yield Sample(
                     session=session.name,
                     turn=index,
@@ -101,9 +102,9 @@ class Load:
                     asked_tokens=turn.output_tokens,
                     error=answer.error,
                     detail=answer.detail,
-                    first_token=times[0] if times else None,
-                    latency=answer.latency,
-                    gaps=tuple(b - a for a, b in itertools.pairwise(times)),
+                    first_token=round(times[0], 9) if times else None,
+                    latency=round(answer.latency, 9),
+                    gaps=tuple(round(b - a, 9) for a, b in itertools.pairwise(times)),
                     empty_chunks=answer.empty_chunks,
                     input_tokens=usage_count(answer.usage, "prompt_tokens"),
                     cached_tokens=usage_count(

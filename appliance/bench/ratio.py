@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from appliance.bench.bounds import P5, quantile
 
 RESAMPLES = 1000
+SLOWEST = 1e-3  # tokens per second: stands for a turn that failed
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,14 @@ def quantile_ratio(
     draw between two ranks is interpolated, which takes the steps out of the interval.
     """
     chance = random.Random(5)
-    left, right = sorted(a), sorted(b)
+    left, right = (sorted(max(speed, SLOWEST) for speed in speeds) for speeds in (a, b))
     logs = sorted(
         math.log(_redraw(right, share, chance)) - math.log(_redraw(left, share, chance))
         for _ in range(resamples)
     )
     tail = round(0.025 * resamples)
     interval = (math.exp(logs[tail - 1]), math.exp(logs[-tail]))
-    return Ratio(quantile(b, share) / quantile(a, share), interval)
+    return Ratio(quantile(right, share) / quantile(left, share), interval)
 
 
 def p5_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:

@@ -110,9 +110,9 @@ def from_json(line: str) -> Sample:
             began=about["request_start_ns"] / 1e9,
             error=error.get("type"),
             detail=error.get("message"),
-            first_token=None if first is None else first / 1e3,
-            latency=None if latency is None else latency / 1e3,
-            gaps=tuple(gap / 1e3 for gap in get("inter_chunk_latency") or ()),
+            first_token=_seconds(first),
+            latency=_seconds(latency),
+            gaps=tuple(round(gap / 1e3, 9) for gap in get("inter_chunk_latency") or ()),
             input_tokens=get("input_sequence_length"),
             cached_tokens=get("cached_tokens"),
             output_tokens=get("output_sequence_length"),
@@ -138,9 +138,16 @@ def problems(samples: Iterable[Sample]) -> dict[str, int]:
         elif sample.role == "counted":
             found["no-usage"] += sample.output_tokens is None
             found["too-short"] += (sample.output_tokens or LEAST_TOKENS) < LEAST_TOKENS
+            found["one-piece"] += (sample.output_tokens or 0) >= LEAST_TOKENS and not sum(
+                sample.gaps
+            )
         found["empty-chunk"] += sample.empty_chunks
         found["stall"] += sample.stalls
     return {name: count for name, count in sorted(found.items()) if count}
+
+
+def _seconds(ms: float | None) -> float | None:
+    return None if ms is None else round(ms / 1e3, 9)
 
 
 def _ms(seconds: float | None) -> float | None:

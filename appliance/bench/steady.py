@@ -18,6 +18,7 @@ from appliance.bench.level import Level
 SMALLEST_CHANGE = 0.03  # of the speed; less is not worth a word
 Z = 3.29  # two-sided 0.1 %: a study makes several such comparisons
 NOISE_FACTOR = 3.0  # variance of block medians over what the samples explain
+SLOWEST = 1e-3  # tokens per second: stands for a turn that failed
 FEWEST_SAMPLES = 20
 FEWEST_BLOCKS = 4
 
@@ -61,7 +62,7 @@ def unsteadiness(levels: Iterable[Level]) -> Iterator[Unsteady]:
 
 def _center(speeds: Sequence[float]) -> tuple[float, float]:
     """The median of the logarithms and its standard error, from ranks: no shape assumed."""
-    logs = sorted(math.log(speed) for speed in speeds)
+    logs = sorted(math.log(max(speed, SLOWEST)) for speed in speeds)
     n = len(logs)
     half = math.sqrt(n) / 2  # one standard deviation of the rank of the median
     low, high = max(0, round(n / 2 - half) - 1), min(n - 1, round(n / 2 + half))

@@ -8,8 +8,10 @@ AIPerf, `profile_export.jsonl` (also what we write): {"metadata": {"conversation
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,20 @@ def read_trace(file: Path) -> list[Session]:
         f"{file}: line 1 has the keys {', '.join(sorted(lines[0]))}: no known format",
         fix="a Mooncake trace (input_length, output_length) or AIPerf's profile_export.jsonl",
     )
+
+
+def endless(sessions: Sequence[Session], tag: str) -> Iterator[Session]:
+    """The sessions over and over. Text is shared within a round, never between rounds or tags."""
+    for number in itertools.count():
+        for session in sessions:
+            mark = f"{tag}.{number}/"
+            yield Session(
+                mark + session.name,
+                tuple(
+                    replace(t, pieces=tuple(replace(p, key=mark + p.key) for p in t.pieces))
+                    for t in session.turns
+                ),
+            )
 
 
 def mooncake(file: Path, lines: list[Line]) -> list[Session]:

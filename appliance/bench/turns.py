@@ -31,12 +31,13 @@ class Spread(BaseModel):
     median: Annotated[float, Field(gt=0)]
     p95: Annotated[float, Field(gt=0)]
     least: float = 0.0
-    most: float = math.inf
+    most: float | None = None
 
     def draw(self, chance: random.Random) -> float:
         sigma = math.log(self.p95 / self.median) / Z95
         drawn = self.median * math.exp(chance.gauss(0.0, sigma))
-        return min(max(drawn, self.least), self.most)
+        drawn = max(drawn, self.least)
+        return drawn if self.most is None else min(drawn, self.most)
 
 
 class Shape(BaseModel):
@@ -78,13 +79,15 @@ class Session:
     turns: tuple[Turn, ...]
 
 
-def sessions(shape: Shape, seed: int, *, think: bool = True) -> Iterator[Session]:
-    """Sessions without end. `think=False`: the next turn follows at once (a stream never idles)."""
+def sessions(shape: Shape, seed: int | str) -> Iterator[Session]:
+    """Sessions without end; a seed never shares more than the system prompt with another."""
     for number in itertools.count():
-        made = _session(shape, random.Random(f"{seed}/{number}"), f"{seed}-{number}")
-        if not think:
-            made = replace(made, turns=tuple(replace(t, think_seconds=0.0) for t in made.turns))
-        yield made
+        yield _session(shape, random.Random(f"{seed}/{number}"), f"{seed}-{number}")
+
+
+def unthinking(session: Session) -> Session:
+    """The same turns, each sent as soon as the one before is answered: a stream never idles."""
+    return replace(session, turns=tuple(replace(t, think_seconds=0.0) for t in session.turns))
 
 
 def _session(shape: Shape, chance: random.Random, name: str) -> Session:

@@ -14,12 +14,15 @@ from typer.exceptions import TyperException
 
 from appliance import render
 from appliance.cli import (
+    accuracy,
+    bench,
     bundles,
     care,
     container,
     demo,
     machine,
     planning,
+    seating,
     serving,
     sizing,
     store,
@@ -44,6 +47,9 @@ care.register(app)
 tuning.register(app)
 sizing.register(app)
 app.add_typer(machine.group, name="preflight")
+app.add_typer(bench.group, name="bench")
+app.add_typer(seating.group, name="capacity")
+app.add_typer(accuracy.group, name="accuracy")
 app.add_typer(planning.group, name="plan")
 transfers.register(weights.group)
 store.register(weights.group)

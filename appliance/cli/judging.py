@@ -14,15 +14,21 @@ from appliance.settings import Settings
 if TYPE_CHECKING:
     from appliance.plan.model import Plan
     from appliance.plan.request import Policy
+    from appliance.serve.state import Files
     from preflight import Host, Needs, Recording, Report
     from preflight.answers import Source
 
 
 @dataclass
 class Seen:
-    """A machine that was looked at, and its recording where one is kept."""
+    """A machine that was looked at.
+
+    `host` is what is reported: with a recording its identities are blanked, so that a replay says
+    the same. `real` has them: plans name GPUs by UUID.
+    """
 
     host: Host
+    real: Host
     recording: Recording | None = None
 
     @classmethod
@@ -30,21 +36,28 @@ class Seen:
         """`folders`: see preflight.inspect; None replays those of a recording."""
         from preflight import Recording, inspect
 
-        recording = None if record is None else Recording(source, record)
         with render.Progress("looking at the machine"):
-            return cls(inspect(recording or source, folders), recording)
+            real = inspect(source, folders)
+            if record is None:
+                return cls(real, real)
+            recording = Recording(source, record)
+            return cls(inspect(recording, folders), real, recording)
 
     def measure(self, what: Wanted, model: Path | None, settings: Settings) -> None:
         """Put what a child process measured among the facts, and in the recording blanked."""
         from preflight.host import Measured
-        from preflight.measure import Wish, measure
+        from preflight.measure import SECONDS, Wish, measure
 
         # A trial at the planned scale needs a plan: without one nothing is asked of the pins.
         pin = what.needs.pinned_bytes if what.plan is not None else None
-        found = measure(Wish(model, pin, settings.engine_python))
-        if self.recording is not None:
-            found = Measured.model_validate_json(self.recording.blank.text(found.model_dump_json()))
-            self.recording.measured = found.model_dump(mode="json")
+        with render.Progress("measuring links, pins and disk", SECONDS):
+            found = measure(Wish(model, pin, settings.engine_python))
+        self.real = self.real.model_copy(update={"measured": found})
+        if self.recording is None:
+            self.host = self.real
+            return
+        found = Measured.model_validate_json(self.recording.blank.text(found.model_dump_json()))
+        self.recording.measured = found.model_dump(mode="json")
         self.host = self.host.model_copy(update={"measured": found})
 
     def save(self) -> None:
@@ -65,9 +78,17 @@ class Wanted:
 
 
 def wanted(
-    host: Host, model: Path | None, plan_path: Path | None, gpus: int | None, settings: Settings
+    host: Host,
+    model: Path | None,
+    plan_path: Path | None,
+    gpus: int | None,
+    settings: Settings,
+    kept: Files | None = None,
 ) -> Wanted:
-    """From the model planned on this machine, else from the plan given, else from the profile."""
+    """From the model planned on this machine, else from the plan given, else from the profile.
+
+    `kept`: where rates measured earlier may lie, for a plan like that of `up`.
+    """
     from appliance.plan.model import load_plan
     from preflight import profile
 
@@ -86,10 +107,12 @@ def wanted(
 
     from appliance.checkpoint.exl3 import read_checkpoint
     from appliance.plan.planner import plan as make_plan
+    from appliance.serve.measured import with_kept_rates
 
     checkpoint = read_checkpoint(model.absolute())
+    measured = host if kept is None else with_kept_rates(host, kept)
     try:
-        made = make_plan(host, checkpoint, None, policy(gpus, settings))
+        made = make_plan(measured, checkpoint, None, policy(gpus, settings))
     except UsageError:
         raise
     except ApplianceError as refusal:

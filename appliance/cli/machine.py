@@ -40,43 +40,50 @@ group = typer.Typer(
 )
 
 
+Model = Annotated[
+    Path | None, typer.Option(help="Plan this model, judge by that plan.", metavar="DIR")
+]
+PlanFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="With a model (--model or APPLIANCE_MODEL): write its plan, if nothing fails, to FILE "
+        "or to where `up` looks. Without: judge by the plan in FILE.",
+        metavar="[FILE]",
+    ),
+]
+Gpus = Annotated[
+    int | None, typer.Option(min=0, help="Cards to use; 0: none (default: 1, or the plan's).")
+]
+Measure = Annotated[
+    bool, typer.Option("--measure", help="Measure links, pins and disk, too (under 60 s).")
+]
+Record = Annotated[
+    Path | None, typer.Option(help="Also keep what was seen, serials blanked.", metavar="DIR")
+]
+Prometheus = Annotated[
+    bool, typer.Option("--prometheus", help="A textfile for node_exporter on stdout.")
+]
+
+
 @group.callback(invoke_without_command=True)
 def preflight(
     context: typer.Context,
-    model: Annotated[
-        Path | None, typer.Option(help="Plan this model, judge by that plan.", metavar="DIR")
-    ] = None,
-    plan: Annotated[
-        Path | None,
-        typer.Option(
-            help="With a model (--model or APPLIANCE_MODEL): write its plan, if nothing fails, to "
-            "FILE or to where `up` looks. Without: judge by the plan in FILE.",
-            metavar="[FILE]",
-        ),
-    ] = None,
-    gpus: Annotated[
-        int | None, typer.Option(min=0, help="Cards to use; 0: none. (default: settings, then 1)")
-    ] = None,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Measure links, pins and disk, too (under 60 s).")
-    ] = False,
+    model: Model = None,
+    plan: PlanFile = None,
+    gpus: Gpus = None,
+    measure: Measure = False,
     ignore: options.Ignore = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings fail, too.")] = False,
     host: options.Recorded = None,
     root: options.Root = None,
-    record: Annotated[
-        Path | None,
-        typer.Option(help="Also keep what was seen, serials blanked.", metavar="DIR"),
-    ] = None,
+    record: Record = None,
     json: options.Json = False,
-    prometheus: Annotated[
-        bool, typer.Option("--prometheus", help="A textfile for node_exporter on stdout.")
-    ] = False,
+    prometheus: Prometheus = False,
 ) -> int:
     """Exit code 0: ready; 3: a check failed; 4: only warnings (3 with --strict)."""
     from appliance.cli import judging
-    from preflight.measure import SECONDS as MEASURE_SECONDS
-    from preflight.report import prometheus as textfile
+    from appliance.cli.serving import files_of
+    from appliance.serve.measured import keep_rates
 
     if context.invoked_subcommand is not None:
         _refuse_options(context)
@@ -89,24 +96,36 @@ def preflight(
     if plan == BARE:
         plan, model = _where_up_looks(settings, model, host)
     source = options.source(host, root or (None if host else settings.host_root))
-    seen = judging.Seen.of(source, record, None if host else judging.folders(settings, model))
-    what = judging.wanted(seen.host, model, plan, gpus, settings)
+    model_folder = model or settings.model
+    seen = judging.Seen.of(
+        source, record, None if host else judging.folders(settings, model_folder)
+    )
+    kept = None if host else files_of(settings)
+    what = judging.wanted(seen.host, model, plan, gpus, settings, kept)
     if measure:
-        with render.Progress("measuring links, pins and disk", MEASURE_SECONDS):
-            seen.measure(what, model, settings)
+        seen.measure(what, model_folder, settings)
+        keep_rates(files_of(settings), seen.real)
         what = judging.wanted(seen.host, model, plan, gpus, settings)
     seen.save()
     ignored = {*(ignore or ()), *(name for name in settings.ignore_checks.split(",") if name)}
     report = judging.judged(seen.host, what, ignored)
+    _show(report, json=json, prometheus=prometheus)
+    if what.refusal is not None:
+        raise what.refusal
+    if model is not None and plan is not None:
+        if record is not None:
+            what = judging.wanted(seen.real, model, plan, gpus, settings, kept)
+        _write(what, plan, report)
+    return report.exit_code(strict=strict)
+
+
+def _show(report: Report, *, json: bool, prometheus: bool) -> None:
+    from preflight.report import prometheus as textfile
+
     if json:
         render.piece(report.to_json())
     else:
         render.piece(textfile(report) if prometheus else report.text())
-    if what.refusal is not None:
-        raise what.refusal
-    if model is not None and plan is not None:
-        _write(what, plan, report)
-    return report.exit_code(strict=strict)
 
 
 def _where_up_looks(settings: Settings, model: Path | None, host: Path | None) -> tuple[Path, Path]:
@@ -168,7 +187,7 @@ def catalogue(json: options.Json = False) -> None:
         return
     width = max(len(row[1]) for row in rows())
     for area, check, severity, threshold in rows():
-        render.data(f"{area:<9} {check:<{width}} {severity:<5} {threshold}")
+        render.data(f"{area:<8} {check:<{width}} {severity:<4} {threshold}")
 
 
 @group.command()

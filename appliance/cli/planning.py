@@ -14,6 +14,7 @@ group = typer.Typer(
     help="Which expert lives where, and why.", no_args_is_help=True, rich_markup_mode=None
 )
 HERE = Path("plan.json")
+HANGING = 9
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json.")]
 Machine = Annotated[
     Path | None,
@@ -35,8 +36,11 @@ def make(
 ) -> None:
     """Read the headers and the machine, give every expert a home, write plan.json."""
     from appliance.checkpoint.exl3 import read_checkpoint
+    from appliance.cli.serving import files_of
     from appliance.plan.explain import show_lines
     from appliance.plan.planner import plan as make_plan
+    from appliance.serve.measured import with_kept_rates
+    from appliance.settings import read_settings
 
     policy = options.policy(
         tensor_parallel=tensor_parallel,
@@ -48,11 +52,14 @@ def make(
     counts = options.heat(heat)
     with render.Progress("reading the checkpoint and the machine, planning"):
         checkpoint = read_checkpoint(model.absolute())
-        made = make_plan(options.machine(host), checkpoint, counts, policy)
+        machine = options.machine(host)
+        if host is None:
+            machine = with_kept_rates(machine, files_of(read_settings()))
+        made = make_plan(machine, checkpoint, counts, policy)
     made.write(out)
     for warning in checkpoint.warnings:
         render.say(f"warning: {warning}")
-    for line in show_lines(made):
+    for line in render.wrapped(show_lines(made), HANGING):
         render.say(line)
     render.data(str(out))
 
@@ -67,7 +74,7 @@ def show(plan: PlanPath = HERE, json: options.Json = False) -> None:
     if json:
         render.as_json(loaded.model_dump(mode="json"))
     else:
-        render.lines(show_lines(loaded))
+        render.lines(render.wrapped(show_lines(loaded), HANGING))
 
 
 @group.command()
@@ -90,7 +97,8 @@ def explain(
     from appliance.plan.explain import explain as explained
     from appliance.plan.model import load_plan
 
-    render.data(explained(load_plan(plan), layer, expert, options.heat(heat)))
+    words = explained(load_plan(plan), layer, expert, options.heat(heat))
+    render.lines(render.wrapped([words], 0))
 
 
 @group.command()
@@ -99,7 +107,7 @@ def diff(old: PlanPath, new: PlanPath) -> None:
     from appliance.plan.compare import diff_lines
     from appliance.plan.model import load_plan
 
-    render.lines(diff_lines(load_plan(old), load_plan(new)))
+    render.lines(render.wrapped(diff_lines(load_plan(old), load_plan(new)), 2))
 
 
 @group.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +16,7 @@ from appliance.errors import UsageError
 if TYPE_CHECKING:
     from appliance.checkpoint.model import Checkpoint
 
-WIDTH, HANGING = 100, 14
+HANGING = 14
 
 
 def register(app: typer.Typer) -> None:
@@ -83,10 +82,8 @@ def size(
             if compare
             else size_lines(checkpoint, asks[0], counts)
         )
-    for line in lines:
-        # Rows of a table stay whole; sentences hang below their first word.
-        render.lines([line] if compare else textwrap.wrap(
-            line, WIDTH, subsequent_indent=" " * HANGING, break_on_hyphens=False))  # fmt: skip
+    # Rows of a table stay whole; sentences hang below their first word.
+    render.lines(lines if compare else render.wrapped(lines, HANGING))
 
 
 def _headers(model: str) -> Checkpoint:

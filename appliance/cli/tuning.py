@@ -52,6 +52,8 @@ def tune(
     record = settings.state_dir / RECORD
     if apply and undo:
         raise UsageError("--apply and --undo: give one of them")
+    if json and (apply or undo):
+        raise UsageError("--json shows what would change: it goes with neither --apply nor --undo")
     if for_good and not apply:
         raise UsageError("--for-good goes with --apply")
     if host is not None and (apply or undo):
@@ -60,9 +62,9 @@ def tune(
     if undo:
         return _undo(record, where)
     seen = Seen.of(options.source(host, root or (None if host else where)), None, None)
-    needs = _needs(seen.host, plan, settings, huge_pages=huge_pages)
+    needs = _needs(seen.host, plan, settings, huge_pages=huge_pages, here=host is None)
     advice = advise(seen.host, needs)
-    if json and not apply:
+    if json:
         render.as_json({"steps": [step.model_dump() for step in advice.steps],
                         "notes": list(advice.notes)})  # fmt: skip
         return 0
@@ -72,19 +74,21 @@ def tune(
         render.data("nothing to change")
     elif apply:
         _apply(record, where, seen.host, needs, for_good=for_good)
-    else:
-        render.say("nothing was changed: sudo appliance tune --apply makes these changes")
+    elif host is None:
+        render.say("nothing was changed; the same with --apply makes these changes (as root)")
     return 0
 
 
-def _needs(host: Host, plan: Path | None, settings: Settings, *, huge_pages: bool) -> Needs:
-    """Of the plan named, else of the plan that `up` serves, else of the profile."""
+def _needs(
+    host: Host, plan: Path | None, settings: Settings, *, huge_pages: bool, here: bool
+) -> Needs:
+    """Of the plan named, else (of this machine) of what `up` serves, else of the profile."""
     from appliance.cli.judging import needs_of, wanted
     from appliance.cli.serving import files_of
     from appliance.plan.model import load_plan
 
     path = plan or files_of(settings).plan
-    if plan is not None or path.is_file():
+    if plan is not None or (here and path.is_file()):
         render.say(f"for the plan {path}")
         return needs_of(load_plan(path), settings, HUGE_PAGE_BYTES if huge_pages else None)
     if huge_pages:
@@ -92,7 +96,7 @@ def _needs(host: Host, plan: Path | None, settings: Settings, *, huge_pages: boo
             "how many huge pages depends on the plan, and there is none yet",
             fix="appliance preflight --plan --model DIR, or --plan FILE",
         )
-    render.say("for any model: there is no plan yet")
+    render.say("for any model: no plan is given")
     return wanted(host, None, None, 0 if host.gpus == () else None, settings).needs
 
 

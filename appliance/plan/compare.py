@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from appliance.errors import UsageError
+from appliance.plan.explain import amount
 from appliance.plan.model import Plan, RankPlan, format_ids
-
-GIB = 1 << 30
 
 
 def diff_lines(before: Plan, after: Plan) -> list[str]:
@@ -82,7 +81,7 @@ def _bytes(old: RankPlan, new: RankPlan) -> Iterator[str]:
         totals[key[:2]] = totals.get(key[:2], 0) + change
     for (home, part), change in sorted(totals.items()):
         if change:
-            yield f"rank {new.rank}: {part} ({home}) {change / GIB:+.2f} GiB"
+            yield f"rank {new.rank}: {part} ({home}) {'+' * (change > 0)}{amount(change)}"
 
 
 def _effect(before: Plan, after: Plan) -> Iterator[str]:

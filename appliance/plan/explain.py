@@ -23,9 +23,9 @@ def show_lines(plan: Plan) -> list[str]:
     split = "expert parallel" if plan.expert_parallel else "tensor parallel"
     lines = [
         f"model    {model.family}: {model.layers} layers x {model.experts} experts, "
-        f"top-{model.top_k}, {model.size_bytes / GIB:.1f} GiB",
+        f"top-{model.top_k}, {amount(model.size_bytes)}",
         f"serving  {serving.streams} streams, {serving.context_tokens:,} tokens of context, "
-        f"KV cache {serving.kv_cache_bytes / GIB:.2f} GiB a rank",
+        f"KV cache {amount(serving.kv_cache_bytes)} a rank",
         f"ranks    {len(plan.ranks)}, {split}",
     ]
     for rank in plan.ranks:
@@ -53,10 +53,10 @@ def _trades(plan: Plan) -> list[str]:
     lines = []
     if plan.serving.kv_bytes_per_token:
         tokens = round(each / plan.serving.kv_bytes_per_token)
-        lines.append(f"trade    one more expert a layer on the device: {each / GIB:.2f} GiB, "
+        lines.append(f"trade    one more expert a layer on the device: {amount(each)}, "
                      f"{tokens:,} tokens of KV cache")  # fmt: skip
     copies = each * len(plan.ranks) / (len(plan.ranks) if plan.expert_parallel else 1)
-    lines.append(f"trade    one more slot a layer instead of a resident: {copies / GIB:.2f} GiB of "
+    lines.append(f"trade    one more slot a layer instead of a resident: {amount(copies)} of "
                  "host memory for its copy")  # fmt: skip
     return lines
 
@@ -134,20 +134,35 @@ def _all_resident(plan: Plan, rank: RankPlan) -> str:
     need = rank.total_bytes("device") - sizes.get(SLOTS, 0) + sizes.get(ON_HOST, 0)
     over = need - rank.device_capacity_bytes
     weights = _weights(rank) + sizes.get(ON_HOST, 0)
-    verdict = f"does not fit, {over / GIB:.2f} GiB too much" if over > 0 else "fits"
+    verdict = f"does not fit, {amount(over)} too much" if over > 0 else "fits"
     return (
-        f"all experts resident: {need / GIB:.2f} GiB ({weights / GIB:.2f} of weights) on "
-        f"{rank.device_capacity_bytes / GIB:.2f} GiB: {verdict}"
+        f"all experts resident: {amount(need)} ({_bare(weights)} of weights) on "
+        f"{amount(rank.device_capacity_bytes)}: {verdict}"
     )
 
 
 def _what_fits(rank: RankPlan) -> str:
     resident, on_host = _expert_counts(rank)
     return (
-        f"this plan: {rank.total_bytes('device') / GIB:.2f} GiB ({_weights(rank) / GIB:.2f} of "
-        f"weights, {_sizes(rank).get(KV_CACHE, 0) / GIB:.2f} of KV cache), {on_host:,} of "
+        f"this plan: {amount(rank.total_bytes('device'))} ({_bare(_weights(rank))} of "
+        f"weights, {_bare(_sizes(rank).get(KV_CACHE, 0))} of KV cache), {on_host:,} of "
         f"{resident + on_host:,} experts on the host"
     )
+
+
+def amount(size_bytes: float) -> str:
+    """`309.31 GiB`; below one GiB in the unit that leaves digits: `4.5 MiB`, `288.0 KiB`, `0 B`."""
+    if abs(size_bytes) >= GIB:
+        return f"{size_bytes / GIB:.2f} GiB"
+    for unit, scale in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if abs(size_bytes) >= scale:
+            return f"{size_bytes / scale:.1f} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def _bare(size_bytes: int) -> str:
+    """Beside an amount in GiB, another one needs no unit."""
+    return amount(size_bytes).removesuffix(" GiB")
 
 
 def _weights(rank: RankPlan) -> int:
@@ -161,10 +176,10 @@ def _homes(rank: RankPlan) -> str:
     resident, on_host = _expert_counts(rank)
     sizes = _sizes(rank)
     slots = sum(placement.cache_slots for placement in rank.layers)
-    spare = f", {slots:,} cache slots ({sizes[SLOTS] / GIB:.2f} GiB)" if slots else ""
+    spare = f", {slots:,} cache slots ({amount(sizes[SLOTS])})" if slots else ""
     return (
-        f"experts: {resident:,} on the device ({sizes.get(RESIDENT, 0) / GIB:.2f} GiB){spare}, "
-        f"{on_host:,} on the host ({sizes.get(ON_HOST, 0) / GIB:.2f} GiB)"
+        f"experts: {resident:,} on the device ({amount(sizes.get(RESIDENT, 0))}){spare}, "
+        f"{on_host:,} on the host ({amount(sizes.get(ON_HOST, 0))})"
     )
 
 

@@ -35,24 +35,44 @@ def compare_lines(
     checkpoint: Checkpoint, asks: Sequence[Ask], heat: Heat | None = None
 ) -> list[str]:
     """Options side by side, a row each."""
-    lines = [f"{'option':<44}{'answer':<8}{'experts on host':>16}{'host GiB':>10}{'tokens/s':>10}"
+    titles = _titles(asks)
+    wide = max(map(len, titles)) + 2
+    lines = [f"{'option':<{wide}}{'answer':<6}{'on host':>8}{'host GiB':>10}{'tokens/s':>10}"
              f"{'people':>8}  binds"]  # fmt: skip
-    for ask in asks:
+    for ask, title in zip(asks, titles, strict=True):
         found = answer(checkpoint, ask, heat)
-        title = f"{ask.count} x {gpu_model(ask.gpu).title}, {ask.host_bytes / GIB:,.0f} GiB"
         if found.plan is None:
             lines.append(
-                f"{title:<44}{'no':<8}{'-':>16}{'-':>10}{'-':>10}{'-':>8}  {_binds(found)}"
+                f"{title:<{wide}}{'no':<6}{'-':>8}{'-':>10}{'-':>10}{'-':>8}  {_binds(found)}"
             )
             continue
         share = _on_host(found.plan)
         host = sum(rank.total_bytes("host") for rank in found.plan.ranks) / GIB
         said = "-" if found.speed is None else f"{found.speed.likely:.0f}"
         lines.append(
-            f"{title:<44}{'yes' if found.yes else 'no':<8}{share:>16.1%}{host:>10.1f}{said:>10}"
+            f"{title:<{wide}}{'yes' if found.yes else 'no':<6}{share:>8.1%}{host:>10.1f}{said:>10}"
             f"{people(ask.users):>8}  {_binds(found)}"
         )
     return lines
+
+
+def _titles(asks: Sequence[Ask]) -> list[str]:
+    """Cards and memory of each, and what else differs between them."""
+    titles = []
+    for ask in asks:
+        title = f"{ask.count} x {gpu_model(ask.gpu).title}, {ask.host_bytes / GIB:,.0f} GiB"
+        if len({other.users for other in asks}) > 1:
+            title += f", {ask.users} users"
+        if len({other.context_tokens for other in asks}) > 1:
+            title += f", {_short(ask.context_tokens)}"
+        titles.append(title)
+    return titles
+
+
+def _short(tokens: int | None) -> str:
+    if tokens is None:
+        return "all context"
+    return f"{tokens:,} tokens" if tokens % 1024 else f"{tokens >> 10}K tokens"
 
 
 def _title(ask: Ask) -> str:

@@ -14,6 +14,7 @@ from appliance.plan.model import Plan, load_plan
 from appliance.plan.planner import plan as make_plan
 from appliance.plan.request import Policy
 from appliance.plan.routing import Heat
+from appliance.serve.measured import with_kept_rates
 from appliance.serve.spec import ServeSpec, Wishes, spec
 from appliance.serve.state import Files, State, already_running, make_folder, read_state
 from preflight import Finding, Host, Live, check, inspect, plan_needs
@@ -100,7 +101,8 @@ def _as_last_time(request: Request, last: State | None) -> Request:
 
 
 def _made(request: Request, host: Host, checkpoint: Checkpoint, files: Files) -> Plan:
-    plan = make_plan(host, checkpoint, request.heat, request.policy)
+    measured = with_kept_rates(host, files)
+    plan = make_plan(measured, checkpoint, request.heat, request.policy)
     if not request.dry_run:
         make_folder(files)
         plan.write(files.plan)

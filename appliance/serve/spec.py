@@ -32,6 +32,11 @@ CLEAR_LEAD = {"cpu": 0.0, "cuda": 0.25}
 CPU_COMPILATION = {"custom_ops": ["all", "-rotary_embedding"]}
 
 
+# What can be captured in a CUDA graph (expert_kernels.launch: MAX_TOKENS and MAX_PICKS).
+MOST_ROWS = 64
+MOST_PICKS = 1024
+
+
 @dataclass(frozen=True)
 class Wishes:
     """What the operator decides about serving and the plan does not say."""
@@ -137,7 +142,26 @@ def _device_arguments(plan: Plan) -> tuple[str, ...]:
         # The reference ops are float32 and not compiled.
         how = json.dumps(CPU_COMPILATION)
         return ("--dtype", "float32", "--enforce-eager", "--compilation-config", how)
-    return ()
+    graphs = {
+        "mode": 0,  # no torch.compile: our op is opaque to it, and it takes minutes
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": capture_sizes(plan.serving.streams, plan.model.top_k),
+    }
+    return ("--compilation-config", json.dumps(graphs))
+
+
+def capture_sizes(streams: int, top_k: int, draft_tokens: int = 0) -> list[int]:
+    """Rows of the decode steps that are captured: of 1, 2, 4, 8, 16, ... streams, and of all.
+
+    A stream has 1 + draft_tokens rows; the launcher starts no draft model yet. Steps of more rows
+    than the kernels read in place (64, and 1,024 picks) run as they come, uncaptured: to the
+    kernels they are prefill, in which the host takes part.
+    """
+    rows = 1 + draft_tokens
+    most = min(MOST_ROWS, MOST_PICKS // top_k)
+    counts = {1, 2, 4, *range(8, streams, 8), streams}
+    sizes = sorted(n * rows for n in counts if n <= streams and n * rows <= most)
+    return sizes or [1]
 
 
 def _environment(plan: Plan, wishes: Wishes, files: Files) -> dict[str, str]:

@@ -49,6 +49,10 @@ class Files:
         return self.folder / "plan.json"
 
     @property
+    def rates(self) -> Path:
+        return self.folder / "rates.json"
+
+    @property
     def control_key(self) -> Path:
         return self.folder / "control-key"
 

@@ -17,6 +17,7 @@ from appliance.serve import local
 from appliance.serve.canary import ask_twice
 from appliance.serve.client import Client
 from appliance.serve.keys import first_key
+from appliance.serve.measured import with_kept_rates
 from appliance.serve.prepare import Request, prepare
 from appliance.serve.spec import ServeSpec, Wishes
 from appliance.serve.state import SERVING, Files, read_state
@@ -73,7 +74,8 @@ class Here:
             path = target.plan
         else:
             # The bytes that the old one holds are not free now, and will be.
-            made = make_plan(host, checkpoint, None, Policy())
+            measured = with_kept_rates(host, self.files)
+            made = make_plan(measured, checkpoint, None, Policy())
             path = self._plans() / f"{made.digest}.json"
             made.write(path)
         return target.model_copy(update={"plan": path, "plan_digest": made.digest})

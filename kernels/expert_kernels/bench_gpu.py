@@ -141,7 +141,10 @@ def tuning(shape: Shape, repeats: int) -> Iterator[Facts]:
     count = torch.cuda.get_device_properties(0).multi_processor_count
     for touched, hosts in ((1, 1), (6, 6), (6, 0), (6, 2), (24, 1), (36, 0), (36, 6)):
         problem = Problem(experts, touched, min(6, touched), hosts, repeats)
-        usual = launch.decode(touched // min(6, touched), shape.hidden, shape.intermediate, count)
+        top_k = min(6, touched)
+        usual = launch.decode(
+            touched // top_k, shape.hidden, shape.intermediate, count, top_k=top_k
+        )
         changes: list[Facts] = [
             *({"link_blocks": n} for n in (16, 24, 64) if hosts),
             *({"link_blocks": n, "host_blocks": n} for n in (16, 24, 32, 48, 64) if hosts),

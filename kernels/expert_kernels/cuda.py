@@ -134,7 +134,7 @@ class Scratch:
         self.launches: dict[int, launch.DecodeLaunch] = {}
         sizes = {"rotated": 0, "act": 0, "partial_a": 0, "partial_b": 0, "y": 0}
         for tokens in (8, 16, 32, 64):
-            plan = launch.decode(tokens, hidden, intermediate, count, architecture)
+            plan = launch.decode(tokens, hidden, intermediate, count, architecture, top_k=top_k)
             self.launches[plan.groups] = plan
             need = launch.workspace(plan, min(tokens * top_k, picks), hidden, intermediate)
             sizes = {name: max(size, getattr(need, name)) for name, size in sizes.items()}

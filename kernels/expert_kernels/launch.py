@@ -14,7 +14,11 @@ MAX_EXPERTS = 1024
 PREFILL_BATCH = 8  # host experts copied together: 106 MB of device memory a buffer at 13.3 MB each
 PREFILL_ROWS = 4096  # rows of an expert multiplied at once: bounds the scratch
 BLOCK = 128  # columns of a unit, and the rotation's block
-LINK_BLOCKS = 32  # a block decodes about 3.3 GB/s of weights: 16 only just keep up with the link
+# 16 blocks keep up with the link (1,571 us at 6 host experts, as 32 do) and leave the others to the
+# device: 388 us at 24 touched and 1 on the host, 404 with 32. Once nothing else is left to do, 64
+# share the last host expert: 276 us for one alone, 285 with all 264.
+LINK_BLOCKS = 16
+HOST_BLOCKS = 64
 _SHARED_BYTES = {1: 65536, 2: 67584, 4: 67584, 8: 67584}  # csrc/decode.cuh, Layer::kSharedBytes
 _ROUTING_BYTES = 14464 + 1024  # static shared memory of a block and what the system keeps of it
 # Multiprocessor's shared memory by architecture; launch bounds allow at most two blocks each.
@@ -52,7 +56,13 @@ class Workspace:
 
 
 def decode(
-    tokens: int, hidden: int, intermediate: int, multiprocessors: int, architecture: str = "sm_90"
+    tokens: int,
+    hidden: int,
+    intermediate: int,
+    multiprocessors: int,
+    architecture: str = "sm_90",
+    *,
+    top_k: int,
 ) -> DecodeLaunch:
     """For 1..64 tokens. Depends on the shape alone, never on homes or routing: so do the bits."""
     if not 1 <= tokens <= MAX_TOKENS:
@@ -60,16 +70,16 @@ def decode(
     groups = next(g for g in (1, 2, 4, 8) if tokens <= 8 * g)
     shared = _SHARED_OF_ONE.get(architecture, _SHARED_OF_ONE["sm_120"])
     resident = max(1, min(2, shared // (_SHARED_BYTES[groups] + _ROUTING_BYTES)))
-    # Few rows touch few experts: cut their k until six experts give every multiprocessor a unit.
-    # More parts measured slower (122 us at 2, 132 at 4, 188 at 1; 5120 x 2304 on an H200). A part
-    # is at least 512 of k, or the pipeline never fills. More rows touch more experts.
+    # Few rows touch few experts: cut their k. The busiest multiprocessor decides, and one with a
+    # single unit is as slow as with two. More rows touch more experts.
     split_a = 1
     if groups == 1:
-        units = 6 * intermediate // BLOCK
-        while split_a < 4 and units * split_a < multiprocessors and hidden // (2 * split_a) >= 512:
-            split_a *= 2
+        units = top_k * intermediate // BLOCK
+        parts = [s for s in (1, 2, 4) if s == 1 or hidden // s >= 512]
+        split_a = min(parts, key=lambda s: max(2, -(-units * s // multiprocessors)) * hidden // s)
     blocks = resident * multiprocessors
-    return DecodeLaunch(groups, split_a, 1, blocks, min(LINK_BLOCKS, blocks), blocks)
+    host_blocks = min(HOST_BLOCKS, blocks)
+    return DecodeLaunch(groups, split_a, 1, blocks, min(LINK_BLOCKS, blocks), host_blocks)
 
 
 def workspace(launch: DecodeLaunch, picks: int, hidden: int, intermediate: int) -> Workspace:

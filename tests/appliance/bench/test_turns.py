@@ -9,12 +9,12 @@ import pytest
 
 from appliance.bench.text import text
 from appliance.bench.traces import read_trace
-from appliance.bench.turns import Piece, Session, Shape, Spread, read_shape, sessions
+from appliance.bench.turns import Piece, Session, Shape, Spread, read_shape, sessions, unthinking
 from appliance.errors import UsageError
 
 
-def some(shape: Shape, seed: int, count: int = 40, think: bool = True) -> list[Session]:
-    return list(itertools.islice(sessions(shape, seed, think=think), count))
+def some(shape: Shape, seed: int, count: int = 40) -> list[Session]:
+    return list(itertools.islice(sessions(shape, seed), count))
 
 
 def test_the_same_seed_gives_the_same_sessions_and_another_seed_others() -> None:
@@ -48,7 +48,7 @@ def test_a_shape_that_cannot_hold_one_turn_is_refused() -> None:
 
 
 def test_streams_that_never_idle_have_the_same_turns_without_the_thinking() -> None:
-    idle, busy = some(Shape(), 5), some(Shape(), 5, think=False)
+    idle, busy = some(Shape(), 5), list(map(unthinking, some(Shape(), 5)))
     assert any(t.think_seconds > 0 for s in idle for t in s.turns)
     assert all(t.think_seconds == 0 for s in busy for t in s.turns)
     assert [t.pieces for s in idle for t in s.turns] == [t.pieces for s in busy for t in s.turns]

@@ -4,7 +4,14 @@ import ctypes
 
 import pytest
 
-from appliance.engine.hostmem import HostMapping, HostMemoryError, Node, pages_by_node
+from appliance.engine.hostmem import (
+    HostMapping,
+    HostMemoryError,
+    Node,
+    Touch,
+    huge_and_resident,
+    pages_by_node,
+)
 
 MIB = 1 << 20
 
@@ -14,7 +21,7 @@ def test_a_mapping_holds_what_was_asked_rounded_to_whole_pages() -> None:
         page = 4096 if mapping.page_kind == "4k" else 2 * MIB
         assert mapping.size_bytes == 5 * MIB + 1
         assert mapping.mapped_bytes % page == 0
-        assert mapping.mapped_bytes - mapping.size_bytes < page
+        assert mapping.mapped_bytes - mapping.size_bytes < 2 * MIB
         assert mapping.address % page == 0
 
 
@@ -23,6 +30,20 @@ def test_it_is_zeroed_and_what_is_written_is_read_at_its_address() -> None:
         assert ctypes.string_at(mapping.address, MIB) == bytes(MIB)
         mapping.view(4096, 4)[:] = b"seat"
         assert ctypes.string_at(mapping.address + 4096, 4) == b"seat"
+
+
+@pytest.mark.parametrize("touch", ["write", "populate"])
+def test_every_page_is_resident_and_called_what_the_kernel_gave(touch: Touch) -> None:
+    with HostMapping(64 * MIB, touch=touch, threads=2) as mapping:
+        if mapping.page_kind == "hugetlb":
+            pytest.skip("pages of the reserve are not in these counters")
+        found = huge_and_resident(mapping.address, mapping.mapped_bytes)
+        if found is None:
+            assert mapping.page_kind == "4k", "what nobody proved is not called huge"
+            return
+        huge, resident = found
+        assert resident >= mapping.mapped_bytes
+        assert (mapping.page_kind == "thp") == (huge >= 0.9 * resident)
 
 
 def test_two_mappings_do_not_overlap() -> None:

@@ -118,8 +118,8 @@ def test_the_summary_shows_what_a_resident_costs_in_context_and_a_slot_in_host_m
     made = plan(machine(NEAR), deepseek_v41_flash(), None, Policy())
     trades = [line for line in show_lines(made) if line.startswith("trade")]
     # 40 blocks of 6,635,520 B; 2,240 B a token; both ranks keep a copy (FACTS: 0.5 GiB a slot).
-    assert "0.25 GiB, 118,491 tokens" in trades[0]
-    assert "0.49 GiB of host memory" in trades[1]
+    assert "253.1 MiB, 118,491 tokens" in trades[0]
+    assert "506.2 MiB of host memory" in trades[1]
 
 
 def test_an_unknown_card_gets_bytes_but_no_speed() -> None:

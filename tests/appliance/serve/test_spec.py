@@ -9,8 +9,9 @@ import pytest
 
 from appliance.errors import UsageError
 from appliance.plan.model import RankPlan, Serving
-from appliance.serve.spec import Wishes, spec
+from appliance.serve.spec import MOST_PICKS, MOST_ROWS, Wishes, capture_sizes, spec
 from appliance.serve.state import Files
+from expert_kernels import launch
 
 from .conftest import plan
 
@@ -45,7 +46,7 @@ def test_the_command_on_a_machine_without_a_gpu_is_exactly_this():
     assert list(made(plan()).argv) == shlex.split(CPU_ARGV)
 
 
-def test_on_gpus_the_engine_chooses_type_and_graphs_and_takes_the_plans_split():
+def test_on_gpus_the_engine_chooses_its_type_and_captures_decode_steps_of_the_plans_streams():
     serving = Serving(streams=6, context_tokens=262144, prefill_chunk_tokens=8192,
                       kv_cache_bytes=8 << 30, kv_block_tokens=128)  # fmt: skip
     argv = made(plan(ranks=ranks("cuda", "cuda"), tensor_parallel=2, expert_parallel=True,
@@ -54,6 +55,29 @@ def test_on_gpus_the_engine_chooses_type_and_graphs_and_takes_the_plans_split():
     assert pairs["--tensor-parallel-size"] == "2" and "--enable-expert-parallel" in argv
     assert pairs["--block-size"] == "128" and pairs["--max-num-seqs"] == "6"
     assert not {"--dtype", "--enforce-eager"} & set(argv)
+    assert pairs["--compilation-config"] == (
+        '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 6]}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("streams", "top_k", "draft", "sizes"),
+    [
+        (1, 6, 0, [1]),
+        (6, 6, 0, [1, 2, 4, 6]),
+        (6, 6, 3, [4, 8, 16, 24]),
+        (20, 8, 0, [1, 2, 4, 8, 16, 20]),
+        (200, 6, 0, [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]),
+        (200, 6, 4, [5, 10, 20, 40]),  # 80 rows are more than the kernels read in place
+        (64, 32, 0, [1, 2, 4, 8, 16, 24, 32]),  # 1,024 picks
+    ],
+)
+def test_no_step_is_captured_that_the_kernels_cannot_take_in_a_graph(streams, top_k, draft, sizes):
+    assert capture_sizes(streams, top_k, draft) == sizes
+
+
+def test_the_limits_of_capture_are_those_of_the_kernels():
+    assert (MOST_ROWS, MOST_PICKS) == (launch.MAX_TOKENS, launch.MAX_PICKS)
 
 
 def test_the_environment_names_files_and_closes_vllms_own_doors():

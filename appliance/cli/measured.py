@@ -1,0 +1,103 @@
+"""The server that a measurement is taken of: the appliance that runs here, or any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from appliance.errors import ServeError, UsageError
+from appliance.settings import read_settings
+
+if TYPE_CHECKING:
+    from appliance.bench.client import Endpoint
+    from appliance.serve.state import Files
+
+PREFIX_COUNTERS = {
+    "prefix_queries": "vllm:prefix_cache_queries_total",
+    "prefix_hits": "vllm:prefix_cache_hits_total",
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How to reach it, what it counts, and what it is; None: it does not say."""
+
+    endpoint: Endpoint
+    counters: Callable[[], dict[str, float] | None]
+    engine: Callable[[], str | None]
+    host_digest: str | None = None
+    plan_digest: str | None = None
+    weights_digest: str | None = None
+
+
+def find(
+    url: str | None, model: str | None, key_file: Path | None, *, ignore_eos: bool
+) -> Measured:
+    """The server named, else the appliance of this state directory. Raises where none serves."""
+    from appliance.bench.client import Endpoint
+    from appliance.cli.serving import files_of
+    from appliance.serve.keys import first_key
+
+    extra = {"ignore_eos": True} if ignore_eos else {}
+    if url is not None:
+        if model is None:
+            raise UsageError("a server at --url needs --model", fix="the name it lists at /models")
+        key = None if key_file is None else first_key(key_file)
+        return Measured(Endpoint(url, model, key, extra=extra), lambda: None, lambda: None)
+    files = files_of(read_settings())
+    return _appliance(files, model, extra)
+
+
+def _appliance(files: Files, model: str | None, extra: dict[str, bool]) -> Measured:
+    from appliance.bench.client import Endpoint
+    from appliance.plan.model import load_plan
+    from appliance.serve import local
+    from appliance.serve.keys import first_key
+
+    found = local.status(files)
+    if found is None or not found.is_serving:
+        raise ServeError(
+            "no appliance serves from this state directory",
+            fix="`appliance up --model DIR --detach`, or --url and --model of another server",
+        )
+    state = found.state
+    key = first_key(state.keys)
+    plan = load_plan(state.plan)
+
+    def engine() -> str | None:
+        now = local.status(files)
+        return None if now is None else now.state.engine_identity
+
+    return Measured(
+        endpoint=Endpoint(f"{state.url}/v1", model or state.served_name, key, extra=extra),
+        counters=lambda: _counters(files),
+        engine=engine,
+        host_digest=plan.made_from.host,
+        plan_digest=state.plan_digest,
+        weights_digest=plan.made_from.checkpoint,
+    )
+
+
+def _counters(files: Files) -> dict[str, float] | None:
+    """Totals over ranks since the engine started; None where it did not answer."""
+    from appliance.serve import local
+    from appliance.serve.client import Client
+    from appliance.serve.keys import first_key
+
+    found = local.status(files)
+    if found is None or found.engine is None:
+        return None
+    ranks = found.engine["ranks"]
+    counted: dict[str, float] = {
+        "host_bytes": sum(rank["host_bytes_read"] for rank in ranks),
+        "host_picks": sum(rank["picks"]["host"] for rank in ranks),
+        "picks": sum(sum(rank["picks"].values()) for rank in ranks),
+    }
+    client = Client(found.state.host, found.state.port, first_key(files.control_key))
+    for name, metric in PREFIX_COUNTERS.items():
+        value = client.metric(metric)
+        if value is not None:
+            counted[name] = value
+    return counted

@@ -1,0 +1,102 @@
+"""accuracy on the command line, against a server that answers sums, some of them wrong."""
+
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+
+class Sums(BaseHTTPRequestHandler):
+    """Adds two numbers; a model named off-by-N is wrong on every Nth sum. Counts its calls."""
+
+    asked: list[str] = []  # noqa: RUF012
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(body["model"])
+        assert (
+            body["temperature"] == 0.0 and body["chat_template_kwargs"]["enable_thinking"] is False
+        )
+        a, b = map(int, re.search(r"(\d+) \+ (\d+)\?", body["messages"][0]["content"]).groups())
+        every = int(body["model"].rpartition("-")[2])
+        text = f"Let me see.\n#### {a + b + (1 if every and a % every == 0 else 0)}"
+        answer = json.dumps(
+            {"choices": [{"message": {"content": text}, "finish_reason": "stop"}],
+             "usage": {"completion_tokens": 9}}
+        ).encode()  # fmt: skip
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def sums():
+    Sums.asked.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Sums)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def task(tmp_path):
+    rows = [{"id": f"s{n}", "prompt": f"{n} + 3?", "answer": n + 3} for n in range(1, 61)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "own.jsonl"
+
+
+def test_two_runs_are_scored_and_compared_with_the_gate(appliance, sums, task, tmp_path):
+    for model, right in (("off-by-0", "1.000"), ("off-by-6", "0.833")):
+        said = appliance(
+            "accuracy", "run", task, "--out", tmp_path / model, "--url", sums, "--model", model
+        )
+        assert (said.code, said.out) == (0, right + "\n"), said.err
+        assert "60 items of own" in said.err and "shows in 4 of 5 cases" in said.err
+    a, b = tmp_path / "off-by-0", tmp_path / "off-by-6"
+    said = appliance("accuracy", "compare", a, b, "--margin", "5%")
+    assert said.code == 3
+    assert "1.000 -> 0.833: -0.167" in said.out and "only A right 10, only B 0" in said.out
+    assert "McNemar p = 0.002" in said.out
+    assert appliance("accuracy", "compare", a, a, "--margin", "5%").code == 0
+    assert json.loads(appliance("accuracy", "compare", a, b, "--json").out)["only_a"] == 10
+
+
+def test_a_run_continues_and_asks_nothing_twice(appliance, sums, task, tmp_path):
+    words = ("accuracy", "run", task, "--out", tmp_path / "r", "--url", sums, "--model", "off-by-0")
+    assert appliance(*words).code == 0 and len(Sums.asked) == 60
+    answers = tmp_path / "r" / "answers.jsonl"
+    lines = answers.read_text().splitlines(keepends=True)
+    answers.write_text("".join(lines[:50]) + lines[50][:20])  # as a crash leaves it
+    assert appliance(*words).out == "1.000\n" and len(Sums.asked) == 70
+    assert appliance(*words).code == 0 and len(Sums.asked) == 70
+
+
+def test_another_subset_into_the_same_folder_is_refused(appliance, sums, task, tmp_path):
+    words = ("accuracy", "run", task, "--out", tmp_path / "r", "--url", sums, "--model", "off-by-0")
+    assert appliance(*words).code == 0
+    said = appliance(*words, "--count", 30)
+    assert said.code == 2 and "another items" in said.err
+
+
+def test_runs_of_other_subsets_do_not_compare(appliance, sums, task, tmp_path):
+    for name, count in (("a", 30), ("b", 40)):
+        words = ("--out", tmp_path / name, "--url", sums, "--model", "off-by-0", "--count", count)
+        assert appliance("accuracy", "run", task, *words).code == 0
+    said = appliance("accuracy", "compare", tmp_path / "a", tmp_path / "b")
+    assert said.code == 2 and "differ in items" in said.err
+
+
+def test_a_server_that_is_gone_is_an_error_and_what_came_is_kept(appliance, task, tmp_path):
+    words = ("--out", tmp_path / "r", "--url", "http://127.0.0.1:1/v1", "--model", "off-by-0")
+    said = appliance("accuracy", "run", task, *words)
+    assert said.code == 1 and "gave no answer" in said.err
+    assert (tmp_path / "r" / "run.json").exists()

@@ -1,0 +1,104 @@
+"""bench and capacity on the command line."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SERVER = Path(__file__).resolve().parents[2] / "timed_server.py"
+SHAPE = {
+    "system_tokens": 10,
+    "turns": {"median": 4, "p95": 5, "least": 2},
+    "input_tokens": {"median": 10, "p95": 20, "least": 8},
+    "short_output_tokens": {"median": 17, "p95": 18, "least": 17, "most": 18},
+    "long_share": 0,
+}
+
+
+@pytest.fixture
+def server(tmp_path):
+    port_file = tmp_path / "port"
+    process = subprocess.Popen([sys.executable, str(SERVER), str(port_file), "2", "1"])
+    until = time.monotonic() + 30
+    while not (port_file.exists() and port_file.read_text()):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    yield f"http://127.0.0.1:{port_file.read_text()}/v1"
+    process.terminate()
+    process.wait(10)
+
+
+@pytest.fixture
+def shape(tmp_path) -> Path:
+    (tmp_path / "shape.json").write_text(json.dumps(SHAPE))
+    return tmp_path / "shape.json"
+
+
+def test_the_published_seat_model_gives_nineteen(appliance):
+    said = appliance("capacity", "seats", "--streams", 4, "--active", "7.1%", "--risk", "1%")
+    assert (said.code, said.out) == (0, "19\n")
+    assert "0.90% with 19 people, 1.13% with one more" in said.err
+
+
+def test_the_published_table_gives_four_streams(appliance, tmp_path):
+    rows = [(1, 186, 134), (4, 59, 52), (6, 40, 34)]
+    keys = ("streams", "median", "p5")
+    (tmp_path / "t.json").write_text(json.dumps([dict(zip(keys, r, strict=True)) for r in rows]))
+    said = appliance("capacity", "table", tmp_path / "t.json", "--target", 40)
+    assert (said.code, said.out) == (0, "4\n")
+    assert "not measured: 5 streams" in said.err
+    assert appliance("capacity", "table", tmp_path / "t.json", "--target", 200).code == 3
+
+
+def test_seats_from_a_usage_log_come_with_their_interval(appliance, tmp_path):
+    rows = [
+        f"p{p},{100 * k + 7 * p},{100 * k + 7 * p + 5 + p}" for p in range(9) for k in range(50)
+    ]
+    (tmp_path / "u.csv").write_text("\n".join(["person,start,end", *rows]) + "\n")
+    said = appliance("capacity", "seats", "--streams", 4, "--usage", tmp_path / "u.csv")
+    assert said.code == 0 and int(said.out) >= 4
+    assert "9 people over" in said.err and "people over that interval" in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--streams", 4), "--active or --usage"),
+        (("--streams", 4, "--active", "7x"), "'7x' is no share"),
+        (("--streams", 4, "--active", "700%"), "share of time of 7"),
+    ],
+)
+def test_seats_that_make_no_sense_are_refused(appliance, words, expected):
+    said = appliance("capacity", "seats", *words)
+    assert said.code == 2 and expected in said.err
+
+
+def test_capacity_of_a_server_is_found_kept_and_reported_again(appliance, server, shape, tmp_path):
+    out = tmp_path / "record"
+    words = ("--url", server, "--model", "fine", "--shape", shape, "--out", out, "--target", 300)
+    said = appliance("bench", "capacity", *words, "--most", 2)
+    assert said.code == 0, said.err
+    assert "2 streams or more: the limit was reached hold p5 >= 300 x 1.1 = 330" in said.out
+    svg = tmp_path / "plot.svg"
+    again = appliance("bench", "report", out, "--svg", svg)
+    assert again.out.startswith(said.out)
+    assert "| = 330 tokens per second" in again.out and svg.read_text().startswith("<svg")
+
+
+def test_turns_of_two_runs_compare(appliance, server, shape, tmp_path):
+    for name in ("a", "b"):
+        said = appliance(
+            "bench", "turns", "--streams", 4, "--turns", 40, "--url", server, "--model", "fine",
+            "--shape", shape, "--out", tmp_path / name,
+        )  # fmt: skip
+        assert said.code == 0, said.err
+    said = appliance("bench", "compare", tmp_path / "a", tmp_path / "b")
+    assert said.code == 0 and "4 streams, p5:" in said.out and "one start each" in said.out
+
+
+def test_without_an_appliance_and_without_a_url_it_says_what_to_do(appliance, tmp_path):
+    said = appliance("bench", "turns", "--out", tmp_path / "x")
+    assert said.code == 1 and "appliance up" in said.err

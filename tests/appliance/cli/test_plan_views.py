@@ -1,0 +1,62 @@
+"""plan show, explain, simulate, picture: a plan for people."""
+
+import json
+import re
+
+import pytest
+
+
+@pytest.fixture
+def plan(appliance, model, tmp_path):
+    path = tmp_path / "plan.json"
+    made = appliance("plan", "make", "--model", model, "-o", path, "--host-share", 0.5)
+    assert made.code == 0, made.err
+    return path
+
+
+@pytest.fixture
+def counts(tmp_path, plan):
+    layers = json.loads(plan.read_text())["ranks"][0]["layers"]
+    path = tmp_path / "counts.json"
+    path.write_text(json.dumps({"layer": layers[0]["layer"],
+                                "counts": [90, 80, 70, 60, 5, 4, 3, 2]}))  # fmt: skip
+    return path
+
+
+def test_small_sizes_keep_their_digits_and_lines_fit_the_screen(appliance, plan):
+    shown = appliance("plan", "show", plan).out
+    assert "0.00 GiB" not in shown and "0.0 GiB" not in shown
+    assert re.search(r"4 on the host \(\d+\.\d KiB\)", shown)
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_simulated_traffic_gives_a_row_for_each_rule(appliance, plan, counts):
+    said = appliance("plan", "simulate", plan, "--heat", counts, "--batch", 2)
+    assert said.code == 0, said.err
+    assert "2 a step" in said.out and "static" in said.out and "clairvoyant" in said.out
+    again = appliance("plan", "simulate", plan, "--heat", counts, "--batch", 2)
+    assert again.out == said.out
+
+
+def test_a_trace_is_replayed_in_its_order(appliance, plan, tmp_path):
+    layer = json.loads(plan.read_text())["ranks"][0]["layers"][0]["layer"]
+    trace = tmp_path / "trace.jsonl"
+    rows = [{"layer": layer, "topk_ids": [n % 8, (n + 3) % 8]} for n in range(64)]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = appliance("plan", "simulate", plan, "--trace", trace)
+    # Every expert is picked equally often, and half of them are on the host.
+    assert said.code == 0 and "50.00%" in said.out, said.err
+
+
+def test_nothing_to_replay_and_two_kinds_of_it_are_wrong_usage(appliance, plan, counts):
+    assert "no traffic to replay" in appliance("plan", "simulate", plan).err
+    said = appliance("plan", "simulate", plan, "--heat", counts, "--trace", counts)
+    assert said.code == 2 and "one of them" in said.err
+
+
+def test_the_picture_is_one_page_that_needs_nothing_else(appliance, plan, tmp_path, counts):
+    page = tmp_path / "plan.html"
+    said = appliance("plan", "picture", page, "--plan", plan, "--heat", counts)
+    assert (said.code, said.out) == (0, f"{page}\n")
+    text = page.read_text()
+    assert "Where the experts live" in text and "http" not in text and "<script" not in text
