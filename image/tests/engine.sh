@@ -18,6 +18,7 @@ start() {
     python3 -m zipfile -e "$folder"/nvml/*.whl "$folder/nvml"
     gcc -shared -fPIC -o "$folder/libnvidia-ml.so.1" -I"$(dirname "$(find "$folder/nvml" -name nvml.h)")" "$tools/fake_nvml.c"
     sysctl -n net.ipv4.ip_forward >"$folder/ip_forward"
+    iptables-save >"$folder/rules"
     # With its bridge: ports are published and names resolve as everywhere else.
     FAKE_NVML_LIB=$folder/libnvidia-ml.so.1 FAKE_NVML_FILE=$tools/two-rtx-pro-6000.nvml.txt \
     PATH=$folder/hook:/usr/sbin:$PATH \
@@ -40,7 +41,8 @@ stop() {
         kill -0 "$(cat "$folder/pid")" 2>/dev/null || break
         sleep 0.2
     done
-    # dockerd turns forwarding on and leaves it on.
+    # dockerd turns forwarding on, adds rules, and leaves both.
+    iptables-restore <"$folder/rules" || true
     sysctl -qw net.ipv4.ip_forward="$(cat "$folder/ip_forward")" || true
     ip link delete docker0 2>/dev/null || true
     rm -f "$folder/pid"

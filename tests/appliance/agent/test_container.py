@@ -1,5 +1,6 @@
 """The container's entry as a process of its own, with the real gateway before a stand-in engine."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -188,6 +189,39 @@ def test_a_frozen_engine_is_found_within_60_s_and_started_again_once(container, 
     assert after.engine_pid != before.engine_pid
     assert process.identity(before.engine_pid) is None
     assert running.client().post("/v1/completions", QUESTION)["choices"][0]["token_ids"] == [2, 3]
+
+
+def test_a_frozen_core_is_found_although_it_still_counts_no_request(container, model, monkeypatch):
+    monkeypatch.setenv("STANDIN", "freezes")
+    running = container(MODEL=model)
+    running.wait_ready()
+    before = read_state(running.files).engine_pid
+
+    def ask() -> None:
+        with contextlib.suppress(ServeError):
+            list(running.client().events("/v1/completions", LONG))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    health = running.wait(lambda health: health.body["restarts"] == 1, seconds=60.0)
+    assert "with 1 requests queued: it hangs" in health.body["last_finding"]
+    asking.join(20)
+    running.wait_ready()
+    assert read_state(running.files).engine_pid != before
+
+
+def test_a_client_that_is_slow_to_send_its_body_is_no_hang(container, model):
+    running = container(MODEL=model)
+    running.wait_ready()
+    before = read_state(running.files).engine_pid
+    key = first_key(running.files.keys)
+    head = (f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+            "Content-Length: 1000\r\n\r\n{")  # fmt: skip
+    with socket.create_connection(("127.0.0.1", running.port)) as slow:
+        slow.sendall(head.encode())
+        time.sleep(20)
+    assert read_state(running.files).engine_pid == before
+    assert running.health().body["restarts"] == 0
 
 
 def test_an_engine_that_is_busy_for_longer_than_the_limit_is_not_killed(container, model):

@@ -21,6 +21,7 @@ class Engine:
     steps = 0
     resets = 0
     running = 0
+    frozen = False  # what counts the queue hangs; what serves HTTP does not
 
     async def __call__(self, scope, receive, send):
         if scope["type"] == "lifespan":
@@ -59,6 +60,8 @@ class Engine:
         return 200, {}
 
     async def appliance_state(self, _body, _send):
+        if self.frozen:
+            await asyncio.sleep(3600)
         return 200, {"ranks": [{"rank": 0, "resets": self.resets}]}
 
     async def metrics(self, _body, _send):
@@ -67,6 +70,9 @@ class Engine:
         return 200, f'# TYPE x\n{name}{{engine="0"}} {float(self.steps)}\n{queue}'
 
     async def v1_completions(self, body, send):
+        if WRONG == "freezes" and body.get("stream"):
+            self.frozen = True
+            await asyncio.sleep(3600)
         if WRONG != "no progress":
             self.steps += 1
         if body.get("stream"):
