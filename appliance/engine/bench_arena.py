@@ -68,7 +68,7 @@ def _measured(
     return {
         "section": "arena",
         "gib": gib,
-        "threads": threads or "one a CPU, up to 4",
+        "threads": threads or "one a CPU, up to 16",
         "touch": touch,
         "huge_share": None if huge is None else round(huge[0] / max(1, huge[1]), 4),
         "page_kind": mapping.page_kind,

@@ -28,7 +28,7 @@ _MAP_PRIVATE_ANONYMOUS = 0x02 | 0x20
 _MAP_HUGETLB_2MB = 0x40000 | (21 << 26)
 _MADV_HUGEPAGE = 14
 _MADV_POPULATE_WRITE = 23
-_MOST_THREADS = 4  # that make pages resident: 16 took 2.7 times as long as 4 on 16 cores
+_MOST_THREADS = 16  # that make pages resident: the fastest of 4, 8 and 16 on 32 cores
 _HUGE_SHARE = 0.9  # of the resident bytes, to be called huge: a mapping's ends may be small pages
 _MPOL_BIND = 2
 _SYS_MBIND = {"x86_64": 237, "aarch64": 235}
@@ -71,11 +71,12 @@ class HostMapping:
         threads: int = 0,
         touch: Touch | None = None,
     ) -> None:
-        """`threads` make the pages resident; 0: one for each near CPU, up to 4.
+        """`threads` make the pages resident; 0: one for each near CPU, up to 16.
 
         `touch` is for measurements. None: huge pages of the kernel's reserve are populated, because
-        a write to one that is not there is SIGBUS; others are written. With 4 threads that took
-        0.086 s/GiB on one machine with an H200, populating 0.189 on another: not yet side by side.
+        a write to one that is not there is SIGBUS; others are written: side by side on one host
+        24 GiB took 0.028 s/GiB with 16 threads, populating 0.193
+        (docs/measurements/2026-11-29-two-h200.md).
         """
         if size_bytes <= 0:
             raise HostMemoryError(f"a mapping of {size_bytes} bytes holds nothing")
