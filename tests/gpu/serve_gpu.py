@@ -135,14 +135,14 @@ def prompts(count: int, tokens: int) -> list[dict[str, Any]]:
 class Engine:
     """One vLLM: one rank in this process, several in processes of their own."""
 
-    def __init__(self, work: Path, case: Case, device: str) -> None:
+    def __init__(self, work: Path, case: Case, device: str, large_dtype: str) -> None:
         import torch
         from vllm import LLM
 
         model, eager = case.model, case.eager
         plan_file = work / f"{os.getpid()}.plan.json"
         self.plan = make_plan(work / model, case, plan_file, device)
-        dtype = "float32" if device == "cpu" else "bfloat16" if model == "large" else "float16"
+        dtype = "float32" if device == "cpu" else large_dtype if model == "large" else "float16"
         graphs = {
             "mode": 0,
             "cudagraph_mode": "FULL_DECODE_ONLY",
@@ -259,9 +259,9 @@ def wait_for_all(work: Path, mine: str, cases: list[str]) -> None:
         time.sleep(0.2)
 
 
-def child(work: Path, name: str, device: str, cases: list[str]) -> None:
+def child(work: Path, name: str, device: str, cases: list[str], large_dtype: str) -> None:
     case, began = CASES[name], time.perf_counter()
-    engine = Engine(work, case, device)
+    engine = Engine(work, case, device, large_dtype)
     facts: dict[str, Any] = {"case": name, "share": case.share, "eager": case.eager}
     facts |= {"ranks": case.ranks, "expert_parallel": case.expert_parallel, **engine.plan}
     facts |= {"load_s": engine.load_s, "device_bytes": engine.device_bytes}
@@ -291,7 +291,9 @@ def child(work: Path, name: str, device: str, cases: list[str]) -> None:
     os._exit(0)  # what is measured is kept; vLLM's own end takes seconds
 
 
-def start(work: Path, case: str, device: str, cases: list[str]) -> subprocess.Popen[str]:
+def start(
+    work: Path, case: str, device: str, cases: list[str], large_dtype: str
+) -> subprocess.Popen[str]:
     plugin = [str(work / "plugin"), str(REPO), str(REPO / "kernels")]
     environment = {
         **os.environ,
@@ -314,7 +316,7 @@ def start(work: Path, case: str, device: str, cases: list[str]) -> subprocess.Po
     }
     with (work / f"{case}.log").open("w") as log:
         command = [sys.executable, str(Path(__file__)), "--work", str(work), "--case", case]
-        command += ["--device", device, "--only", *cases]
+        command += ["--device", device, "--dtype", large_dtype, "--only", *cases]
         return subprocess.Popen(
             command, env=environment, stdout=log, stderr=log, text=True, start_new_session=True
         )
@@ -391,6 +393,8 @@ def main() -> int:
     parser.add_argument("--expert-parallel", action="store_true", help="of those, EP instead of TP")
     parser.add_argument("--limit", type=float, default=400.0, help="seconds for all cases")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: try it")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16",
+                        help="of the large model on GPUs")  # fmt: skip
     parser.add_argument("--case", help=argparse.SUPPRESS)
     parser.add_argument("--make", action="store_true", help="only make the checkpoints")
     a = parser.parse_args()
@@ -400,7 +404,7 @@ def main() -> int:
         if case.ranks == 1 or (case.ranks <= a.ranks and case.expert_parallel == a.expert_parallel)
     ]
     if a.case:
-        child(a.work, a.case, a.device, a.only)
+        child(a.work, a.case, a.device, a.only, a.dtype)
     say(predicted={
         "tokens": "equal in all cases of the large model",
         "all on the host, 1 stream": "4 layers x 6 experts x 13.27 MB = 318.5 MB a step: 6.3 ms",
@@ -417,7 +421,7 @@ def main() -> int:
     for case in a.only:
         for kind in ("loaded", "json"):
             (a.work / f"{case}.{kind}").unlink(missing_ok=True)
-    running = {case: start(a.work, case, a.device, a.only) for case in a.only}
+    running = {case: start(a.work, case, a.device, a.only, a.dtype) for case in a.only}
     return 0 if verdict(collect(running, a.work, a.limit), a.only) else 1
 
 
