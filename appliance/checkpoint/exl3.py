@@ -5,12 +5,11 @@ No tensor's bytes are ever read, so 309 GiB cost what their 185,000 names cost.
 
 from __future__ import annotations
 
-import gc
 import hashlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
+from appliance.checkpoint.collector import collector_paused
 from appliance.checkpoint.config import Architecture, read_architecture
 from appliance.checkpoint.contract import check_contract
 from appliance.checkpoint.coverage import check_layers
@@ -30,7 +29,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     Raises CheckpointError, which names the file or tensor, for anything that would load wrong.
     A model whose routed experts are not EXL3 is read too: see Checkpoint.quantisation.
     """
-    with _collector_paused():
+    with collector_paused():
         config = read_config(path)
         architecture = read_architecture(config)
         tensors, warnings = read_shards(path, lambda name: _is_needed(name, architecture))
@@ -102,15 +101,3 @@ def _rank_sliced(degrees: set[int]) -> int | None:
         )
     degree = next(iter(degrees), 1)
     return degree if degree > 1 else None
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """A million live objects and no garbage: collecting meanwhile would double the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -9,10 +9,10 @@ tokens choose different experts; logits spread by HEAD_GAIN, so the best token l
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from appliance.checkpoint.synth import draw
-from appliance.checkpoint.synth.parts import Part, dense, exl3, splits_over_two_ranks
+from appliance.checkpoint.synth.parts import Part, dense, exl3, norm, splits_over_two_ranks
 from appliance.checkpoint.synth.spec import SynthSpec
 
 GATE_GAIN = 2.0
@@ -45,6 +45,27 @@ def config(spec: SynthSpec) -> dict[str, object]:
         "use_cache": True,
         "vocab_size": spec.vocab_size,
     }
+
+
+Block = Callable[[SynthSpec, str], Iterator[Part]]
+
+
+def decoder(
+    spec: SynthSpec, quiet: Collection[int], attention: Block, moe: Block
+) -> Iterator[Part]:
+    """Every tensor of the model, first to last; the family gives its attention and its experts."""
+    yield embedding(spec)
+    for layer in range(spec.layers):
+        name = f"model.layers.{layer}"
+        yield norm(f"{name}.input_layernorm", spec.hidden_size)
+        yield from attention(spec, f"{name}.self_attn")
+        yield norm(f"{name}.post_attention_layernorm", spec.hidden_size)
+        if layer < spec.dense_layers:
+            yield from mlp(spec, f"{name}.mlp", 2 * spec.hidden_size)
+        else:
+            yield from moe(spec, f"{name}.mlp")
+    yield norm("model.norm", spec.hidden_size)
+    yield from head(spec, quiet)
 
 
 def embedding(spec: SynthSpec) -> Part:

@@ -54,18 +54,7 @@ def _groups(spec: SynthSpec) -> int:
 
 
 def parts(spec: SynthSpec, quiet: Collection[int]) -> Iterator[Part]:
-    yield blocks.embedding(spec)
-    for layer in range(spec.layers):
-        name = f"model.layers.{layer}"
-        yield norm(f"{name}.input_layernorm", spec.hidden_size)
-        yield from _attention(spec, f"{name}.self_attn")
-        yield norm(f"{name}.post_attention_layernorm", spec.hidden_size)
-        if layer < spec.dense_layers:
-            yield from blocks.mlp(spec, f"{name}.mlp", 2 * spec.hidden_size)
-        else:
-            yield from _moe(spec, f"{name}.mlp")
-    yield norm("model.norm", spec.hidden_size)
-    yield from blocks.head(spec, quiet)
+    return blocks.decoder(spec, quiet, _attention, _moe)
 
 
 def _attention(spec: SynthSpec, name: str) -> Iterator[Part]:

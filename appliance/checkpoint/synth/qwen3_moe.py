@@ -28,19 +28,7 @@ def config(spec: SynthSpec) -> dict[str, object]:
 
 
 def parts(spec: SynthSpec, quiet: Collection[int]) -> Iterator[Part]:
-    yield blocks.embedding(spec)
-    for layer in range(spec.layers):
-        name = f"model.layers.{layer}"
-        yield norm(f"{name}.input_layernorm", spec.hidden_size)
-        yield from _attention(spec, f"{name}.self_attn")
-        yield norm(f"{name}.post_attention_layernorm", spec.hidden_size)
-        if layer < spec.dense_layers:
-            yield from blocks.mlp(spec, f"{name}.mlp", 2 * spec.hidden_size)
-            continue
-        yield from blocks.router(spec, f"{name}.mlp.gate")
-        yield from blocks.experts(spec, f"{name}.mlp.experts")
-    yield norm("model.norm", spec.hidden_size)
-    yield from blocks.head(spec, quiet)
+    return blocks.decoder(spec, quiet, _attention, _moe)
 
 
 def _attention(spec: SynthSpec, name: str) -> Iterator[Part]:
@@ -55,3 +43,8 @@ def _attention(spec: SynthSpec, name: str) -> Iterator[Part]:
     yield norm(f"{name}.q_norm", spec.head_dim)
     yield norm(f"{name}.k_norm", spec.head_dim)
     yield from blocks.linear(spec, f"{name}.o_proj", q, hidden, along="k", gain=blocks.OUTPUT_GAIN)
+
+
+def _moe(spec: SynthSpec, name: str) -> Iterator[Part]:
+    yield from blocks.router(spec, f"{name}.gate")
+    yield from blocks.experts(spec, f"{name}.experts")
