@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from appliance.bench.capacity import Ask, Goal
     from appliance.bench.measure import Target
     from appliance.bench.record import Stamp
-    from appliance.bench.turns import Session, Shape
+    from appliance.bench.turns import Shape
     from appliance.cli.measured import Measured
 
 group = typer.Typer(help="Measure what a user feels.", no_args_is_help=True, rich_markup_mode=None)
@@ -154,14 +154,6 @@ class _Load:
             None if trace is None else hashlib.sha256(trace.read_bytes()).hexdigest()
         )
 
-    def sessions(self, tag: str) -> Iterator[Session]:
-        from appliance.bench.traces import endless
-        from appliance.bench.turns import sessions, unthinking
-
-        tag = f"{self.seed}.{tag}"
-        made = sessions(self.shape, tag) if self.trace is None else endless(self.trace, tag)
-        return made if self.think else map(unthinking, made)
-
     def stamp(self, kind: str, goal: Goal, found: Measured) -> Stamp:
         from appliance.bench.record import Stamp
         from appliance.bench.text import corpus
@@ -186,8 +178,10 @@ class _Load:
 
     def target(self, found: Measured) -> Target:
         from appliance.bench.measure import Target
+        from appliance.bench.traces import source
 
-        return Target(found.endpoint, self.sessions, found.counters, found.engine, _said())
+        sessions = source(self.shape, self.seed, think=self.think, trace=self.trace)
+        return Target(found.endpoint, sessions, found.counters, found.engine, _said())
 
 
 def _release() -> str | None:
