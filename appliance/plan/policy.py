@@ -15,8 +15,9 @@ from appliance.plan.model import CacheRules
 
 # A weight this large is folded back into the counts, long before floats lose digits.
 _FOLD = 1e30
-# Cold picks beyond the promise, in standard deviations, before a plan is doubted.
-_DOUBT = 3.0
+# A plan is asked after every step whether it keeps its promise: chance alone may say no once in
+# ten thousand times (Bernstein's bound, which also holds for the few picks of the first rows).
+_DOUBT = math.log(1e4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,10 @@ class Cache:
     def _plan_is_broken(self) -> bool:
         """More picks were cold than promised, by more than chance: else the plan is left alone."""
         expected = self.rules.promised_cold_share * self._picks
-        return self._cold_picks - expected > _DOUBT * math.sqrt(expected * self._weight)
+        if not expected:  # nothing was promised
+            return self._cold_picks > 0
+        chance = math.sqrt(2 * _DOUBT * expected * self._weight) + _DOUBT * self._weight * 2 / 3
+        return self._cold_picks - expected > chance
 
     def _spend(self) -> list[Promotion]:
         """Largest gains first, over all layers, while the budget lasts."""
