@@ -18,8 +18,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
+from appliance import durable
 from appliance.errors import SourceError, UsageError
-from appliance.weights import durable
+from appliance.weights import guard
 from appliance.weights.folder import read_pieces
 from appliance.weights.manifest import Manifest, Sha256, Strict
 from appliance.weights.names import check_paths
@@ -134,31 +135,26 @@ class BundleSource:
 
 def install_extras(source: BundleSource, folder: Path) -> list[Path]:
     """Write the bundle's extra files under `folder`, each proved before it has its name."""
-    written = []
-    for extra in source.bundle.extras:
-        target = folder / extra.path
-        with durable.storing(folder):
-            durable.make_folder(target.parent)
-            aside = target.with_name(f".{target.name[:100]}{durable.ASIDE}")
-            digest = hashlib.sha256()
-            start = source.bundle.offsets[f"{EXTRAS}/{extra.path}"]
-            with aside.open("wb") as stream:
-                for data in source.stream(start, start + extra.size_bytes):
-                    stream.write(data)
-                    digest.update(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            if digest.hexdigest() != extra.sha256:
-                aside.unlink()
-                raise SourceError(
-                    f"{extra.path} in the bundle has sha256 {digest.hexdigest()}, not "
-                    f"{extra.sha256}",
-                    fix="sha256sum -c SHA256SUMS says which part is damaged: copy it again",
-                )
-            aside.replace(target)
-            durable.sync_folder(target.parent)
-        written.append(target)
-    return written
+    with guard.storing(folder):
+        durable.make_folder(folder)
+    with guard.alone_in(folder), guard.storing(folder):
+        return [_install(source, extra, folder / extra.path) for extra in source.bundle.extras]
+
+
+def _install(source: BundleSource, extra: Extra, target: Path) -> Path:
+    durable.make_folder(target.parent)
+    digest = hashlib.sha256()
+    start = source.bundle.offsets[f"{EXTRAS}/{extra.path}"]
+    with durable.writing(target, alone=True) as stream:
+        for data in source.stream(start, start + extra.size_bytes):
+            stream.write(data)
+            digest.update(data)
+        if digest.hexdigest() != extra.sha256:
+            raise SourceError(
+                f"{extra.path} in the bundle has sha256 {digest.hexdigest()}, not {extra.sha256}",
+                fix="sha256sum -c SHA256SUMS says which part is damaged: copy it again",
+            )
+    return target
 
 
 def image_digests(texts: Sequence[str]) -> Mapping[str, str]:

@@ -6,7 +6,6 @@ A part has its name only when it is complete, so a run after a kill goes on with
 from __future__ import annotations
 
 import hashlib
-import os
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from appliance import durable
 from appliance.errors import SourceError, UsageError, WeightsError
-from appliance.weights import durable
-from appliance.weights.bundle import EXTRAS, INDEX, WEIGHTS, Bundle, Extra, part_name
+from appliance.weights import guard
+from appliance.weights.bundle import EXTRAS, INDEX, WEIGHTS, Bundle, Extra
 from appliance.weights.manifest import Manifest
 from appliance.weights.names import MANIFEST, check_paths
 from appliance.weights.store import Store
@@ -54,8 +54,9 @@ def create_bundle(
     files = _extras(extras)
     manifest = store.manifest(release)
     bundle, pieces = _lay_out(store, manifest, files, images, part_bytes)
-    with durable.storing(folder):
+    with guard.storing(folder):
         durable.make_folder(folder)
+    with guard.alone_in(folder), guard.storing(folder):
         index = (bundle.model_dump_json(indent=1) + "\n").encode()
         _check_folder(folder, index)
         _check_room(folder, bundle)
@@ -149,7 +150,7 @@ def _check_folder(folder: Path, index: bytes) -> None:
 
 def _check_room(folder: Path, bundle: Bundle) -> None:
     there = sum((folder / name).stat().st_size for name in bundle.parts if (folder / name).exists())
-    free = durable.free_bytes(folder)
+    free = guard.free_bytes(folder)
     needed = bundle.stream_bytes - there
     if needed > free:
         raise WeightsError(
@@ -169,16 +170,12 @@ def _write_parts(
             with path.open("rb") as stream:  # complete, from an earlier run
                 digest = hashlib.file_digest(stream, "sha256")
         else:
-            aside = path.with_name(f".{part_name(index)}{durable.ASIDE}")
-            with aside.open("wb", buffering=0) as out:
+            with durable.writing(path, alone=True) as out:
                 start = index * bundle.part_bytes
                 for data in _stream(pieces, start, start + size):
                     out.write(data)
                     digest.update(data)
                     observe(done + out.tell(), bundle.stream_bytes)
-                os.fsync(out.fileno())
-            aside.replace(path)
-            durable.sync_folder(folder)
         done += size
         observe(done, bundle.stream_bytes)
         sums[name] = digest.hexdigest()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from appliance.checkpoint.model import Checkpoint
 from appliance.errors import WeightsError
-from appliance.weights import durable
+from appliance.weights import guard
 from appliance.weights.fetch import Fetch, Observe, Transfer
 from appliance.weights.manifest import File, Manifest
 from appliance.weights.marks import known_chunks
@@ -95,7 +95,7 @@ def check_room(store: Store, missing: Sequence[Wanted]) -> None:
     """Refuse before the first byte what could not end: space, file sizes, inodes."""
     needed = sum(file.size_bytes - _staged_bytes(store, file) for file in missing)
     margin = min(MAX_MARGIN_BYTES, int(needed * MARGIN_SHARE)) + MIN_MARGIN_BYTES
-    free = durable.free_bytes(store.folder)
+    free = guard.free_bytes(store.folder)
     if needed + margin > free:
         held = sum(found.st_blocks * 512 for _, found in store.blob_names())
         raise WeightsError(

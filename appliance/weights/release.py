@@ -6,9 +6,10 @@ import os
 import shutil
 from pathlib import Path
 
+from appliance import durable
 from appliance.checkpoint.exl3 import read_checkpoint
 from appliance.errors import WeightsError
-from appliance.weights import durable
+from appliance.weights import guard
 from appliance.weights.manifest import File, Manifest, Summary
 from appliance.weights.names import MANIFEST
 from appliance.weights.store import Store
@@ -40,7 +41,7 @@ def commit_release(store: Store, manifest: Manifest) -> Manifest:
     aside = store.staging / f"release-{manifest.release_id}"
     if aside.exists():
         shutil.rmtree(aside)
-    with durable.storing(store.folder):
+    with guard.storing(store.folder):
         _link_files(aside, manifest)
         summary = Summary.of(read_checkpoint(aside))
         complete = manifest.model_copy(update={"checkpoint": summary})

@@ -21,8 +21,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from appliance import durable
 from appliance.errors import UsageError, WeightsError
-from appliance.weights import durable
+from appliance.weights import guard
 from appliance.weights.manifest import Manifest, read_manifest
 from appliance.weights.names import MANIFEST, SHA256
 
@@ -112,8 +113,8 @@ class Store:
     def pulling(self, what: str) -> Iterator[None]:
         """Nobody else fetches into, or sweeps, this store meanwhile."""
         with (
-            durable.storing(self.folder),
-            durable.locked(self.folder / "locks" / "pull", what),
+            guard.storing(self.folder),
+            guard.locked(self.folder / "locks" / "pull", what),
         ):
             yield
 
@@ -122,8 +123,8 @@ class Store:
         """Nobody else moves `current` or adds or removes a release meanwhile; short."""
         path = self.folder / "locks" / "change"
         with (
-            durable.storing(self.folder),
-            durable.locked(path, what, patience_seconds=CHANGE_PATIENCE_SECONDS),
+            guard.storing(self.folder),
+            guard.locked(path, what, patience_seconds=CHANGE_PATIENCE_SECONDS),
         ):
             yield
 
@@ -152,7 +153,7 @@ def make_store(folder: Path) -> Store:
     store = Store(folder.absolute())
     if (store.folder / "FORMAT").exists():
         return open_store(folder)
-    with durable.storing(store.folder):
+    with guard.storing(store.folder):
         durable.make_folder(store.folder)
         ours = {"blobs", "releases", "staging", "marks", "locks"}
         strange = sorted(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from weights_models import BIG, fetch, publish, same_bytes, write_model
 
 from appliance.errors import UsageError, WeightsError
-from appliance.weights import durable
+from appliance.weights import guard
 from appliance.weights.activate import activate, previous, read_history, rollback
 from appliance.weights.fetch import Transfer
 from appliance.weights.manifest import (
@@ -253,10 +253,10 @@ def test_gc_keeps_current_and_previous_and_says_what_it_frees(store, three):
     (store.staging / "left.part").write_bytes(b"x" * 5000)
     told = gc(store, dry_run=True)
     assert (told.releases, store.releases()) == ((other,), sorted(three))
-    before = durable.free_bytes(store.folder)
+    before = guard.free_bytes(store.folder)
     swept = gc(store)
     assert swept.freed_bytes == told.freed_bytes
-    assert durable.free_bytes(store.folder) - before >= swept.freed_bytes * 0.9
+    assert guard.free_bytes(store.folder) - before >= swept.freed_bytes * 0.9
     assert store.releases() == sorted((one, two))
     assert all(read_all(store, release, full=True).is_right for release in (one, two))
     assert list(store.staging.iterdir()) == []
@@ -411,7 +411,7 @@ def test_a_read_only_store_is_verified_and_says_that_nothing_was_kept(store, thr
 
 
 def test_too_little_space_is_refused_before_the_first_byte(store):
-    free = durable.free_bytes(store.folder)
+    free = guard.free_bytes(store.folder)
     with pytest.raises(WeightsError, match=r"are to come and .* free .* bytes short"):
         check_room(store, [Wanted("a", free, sha256="0" * 64)])
     check_room(store, [Wanted("a", 1 << 20, sha256="0" * 64)])
