@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from appliance import render
+from appliance.cli.signing import trusted
 from appliance.cli.store import StoreDir, existing, store_folder
 from appliance.cli.transfers import Quiet, bytes_of, transfer
 
@@ -68,7 +69,7 @@ def import_(
     from appliance.weights.store import make_store
 
     source = BundleSource(folders)
-    where = make_store(store_folder(store))
+    where = make_store(store_folder(store), trusted())
     progress = render.ByteProgress("importing", quiet=quiet)
     pulled = pull(
         where,

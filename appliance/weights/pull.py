@@ -58,6 +58,7 @@ def pull(
     started = time.monotonic()
     with store.pulling(f"pull of {source.name}"), closing(source):
         offer = ask(source, transfer)
+        store.check_signature(offer.manifest, source.name)
         check_paths(file.path for file in offer.files)
         have = {file.path: found for file in offer.files if (found := _in_store(store, file))}
         missing = _distinct(file for file in offer.files if file.path not in have)
@@ -67,7 +68,9 @@ def pull(
         parts = [Part(store, file) for file in missing]
         fetch = Fetch(source, parts, transfer)
         fetch.run(observe)
-        release = commit_release(store, _manifest(store, source, offer, have, parts))
+        made = _manifest(store, source, offer, have, parts)
+        store.check_signature(made, source.name)  # what was signed is what came
+        release = commit_release(store, made)
     return Pulled(
         release=release.release_id,
         manifest=release,
@@ -165,4 +168,5 @@ def _manifest(
         licence=offer.licence,
         source=source.name,
         files=tuple(files),
+        signature=None if offer.manifest is None else offer.manifest.signature,
     )

@@ -26,6 +26,7 @@ from appliance.errors import UsageError, WeightsError
 from appliance.weights import guard
 from appliance.weights.manifest import Manifest, read_manifest
 from appliance.weights.names import MANIFEST, SHA256
+from appliance.weights.signature import Keys
 
 FORMAT = "moe-appliance weights 1\n"
 CHANGE_PATIENCE_SECONDS = 10.0
@@ -33,9 +34,13 @@ CHANGE_PATIENCE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Store:
-    """Paths of one store; every method that answers reads the disk anew."""
+    """Paths of one store; every method that answers reads the disk anew.
+
+    With `keys`, nothing that none of them signed is pulled, verified or activated.
+    """
 
     folder: Path
+    keys: Keys | None = None
 
     @property
     def releases_folder(self) -> Path:
@@ -69,6 +74,11 @@ class Store:
 
     def manifest(self, release: str) -> Manifest:
         return read_manifest(self.release_folder(release) / MANIFEST)
+
+    def check_signature(self, manifest: Manifest | None, where: str) -> None:
+        """Raises WeightsError where this store has keys and none of them signed the manifest."""
+        if self.keys is not None:
+            self.keys.check(manifest, where)
 
     def find(self, name: str | None) -> str:
         """The one release that `name` means: an id, the start of one, or None for the current."""
@@ -129,9 +139,9 @@ class Store:
             yield
 
 
-def open_store(folder: Path) -> Store:
+def open_store(folder: Path, keys: Keys | None = None) -> Store:
     """An existing store. Raises WeightsError where there is none, or a newer one."""
-    store = Store(folder.absolute())
+    store = Store(folder.absolute(), keys)
     try:
         found = (store.folder / "FORMAT").read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -148,11 +158,11 @@ def open_store(folder: Path) -> Store:
     return store
 
 
-def make_store(folder: Path) -> Store:
+def make_store(folder: Path, keys: Keys | None = None) -> Store:
     """The store at `folder`, made if there is none; a folder that holds other things is refused."""
-    store = Store(folder.absolute())
+    store = Store(folder.absolute(), keys)
     if (store.folder / "FORMAT").exists():
-        return open_store(folder)
+        return open_store(folder, keys)
     with guard.storing(store.folder):
         durable.make_folder(store.folder)
         ours = {"blobs", "releases", "staging", "marks", "locks"}
