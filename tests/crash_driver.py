@@ -15,6 +15,7 @@ from pathlib import Path
 from appliance.errors import ApplianceError, WeightsError
 from appliance.weights.activate import activate
 from appliance.weights.bundle_write import create_bundle
+from appliance.weights.collect import Beside
 from appliance.weights.fetch import Transfer
 from appliance.weights.network import Network
 from appliance.weights.pull import pull
@@ -45,8 +46,7 @@ def run(operation, folder, argument):
             store,
             store.find(None),
             Path(folder) / "bundle",
-            extras=[],
-            images={},
+            beside=Beside(),
             part_bytes=1 << 20,
             observe=lambda done, total: None,
         )

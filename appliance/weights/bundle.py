@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
@@ -42,12 +42,13 @@ class Extra(Strict):
 class Bundle(Strict):
     """The index. `offsets` are where each member's bytes begin in the stream, by member name.
 
-    `images` maps an image's name to its digest (`sha256:...`).
+    `images` maps an image's name to its digest (`sha256:...`); `chart` is its name and version.
     """
 
     schema_version: Literal[1] = 1
     manifest: Manifest
     images: dict[str, Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]]
+    chart: str | None = None
     extras: tuple[Extra, ...]
     part_bytes: Annotated[int, Field(gt=0)]
     stream_bytes: Annotated[int, Field(ge=0)]
@@ -155,14 +156,3 @@ def _install(source: BundleSource, extra: Extra, target: Path) -> Path:
                 fix="sha256sum -c SHA256SUMS says which part is damaged: copy it again",
             )
     return target
-
-
-def image_digests(texts: Sequence[str]) -> Mapping[str, str]:
-    """`NAME@sha256:...` -> name and digest."""
-    images = {}
-    for text in texts:
-        name, separator, digest = text.partition("@")
-        if not separator or not name:
-            raise UsageError(f"{text!a} is not NAME@sha256:DIGEST")
-        images[name] = digest
-    return images

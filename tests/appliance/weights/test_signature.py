@@ -15,6 +15,7 @@ from appliance.errors import UsageError, WeightsError
 from appliance.weights.activate import activate
 from appliance.weights.bundle import BundleSource
 from appliance.weights.bundle_write import create_bundle
+from appliance.weights.collect import Beside
 from appliance.weights.manifest import File, Manifest, read_manifest
 from appliance.weights.names import MANIFEST
 from appliance.weights.signature import Keys, read_keys, sign
@@ -138,7 +139,7 @@ def test_a_bundle_carries_the_signature(careful, store, small, manifest, secret,
     (small / MANIFEST).write_bytes(sign(manifest, secret, None).to_json())
     release = fetch(store, str(small)).release
     create_bundle(
-        store, release, folder / "bundle", extras=[], images={}, part_bytes=5 << 20,
+        store, release, folder / "bundle", beside=Beside(), part_bytes=5 << 20,
         observe=lambda done, total: None,
     )  # fmt: skip
     assert BundleSource(folder / "bundle").bundle.manifest.signature
