@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
+from appliance import durable
 from appliance.checkpoint.synth.parts import Part
 from appliance.errors import ApplianceError, UsageError
 
@@ -40,6 +41,7 @@ def new_folder(out: Path) -> Iterator[Path]:
             aside.chmod(0o755)
             yield aside
             aside.rename(out)
+            durable.sync_folder(out.parent)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
@@ -48,10 +50,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    durable.write_file(path, text.encode())
 
 
 def write_json(path: Path, value: object) -> None:
@@ -86,7 +85,7 @@ def write_shards(
             if shards == 1
             else f"model-{number:05d}-of-{shards:05d}.safetensors"
         )
-        with (folder / name).open("wb") as file:
+        with durable.writing(folder / name) as file:
             file.write(_header(group, metadata))
             for part, size in group:
                 if hollow or part.draw is None:
@@ -97,8 +96,6 @@ def write_shards(
                 if progress is not None:
                     progress("weights", done, total)
             file.truncate()
-            file.flush()
-            os.fsync(file.fileno())
         places.update((part.name, name) for part, _ in group)
     if len(places) != len(parts):
         raise UsageError(f"{len(parts)} tensors share {len(places)} names")
