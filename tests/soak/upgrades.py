@@ -2,11 +2,13 @@
 
 Two small models take turns. CASES are met in order: SIGKILL of the upgrade at a step, a power cut
 (the engine and its supervisor die, too), broken weights, answers that are not the known ones, an
-engine that dies while it loads, one that never becomes ready, a full disk. What was cut off is taken up with
-`appliance upgrade resume`. After each, one recorded deployment must serve, be the right one where
-the fault leaves no choice, and answer. Prints a line for each and a verdict at the end.
-"""  # fmt: skip
+engine that dies while it loads, one that never becomes ready, a full disk. What was cut off is
+taken up with `appliance upgrade resume`. After each, one recorded deployment must serve, be the
+right one where the fault leaves no choice, and answer. Prints a line for each, then a verdict.
+Needs root: the state directory is a file system of its own, so that it can be full.
+"""
 
+import contextlib
 import json
 import os
 import shutil
@@ -41,7 +43,8 @@ class Lab:
 
     def run(self, *arguments: str) -> tuple[int, str]:
         process = self.start(*arguments)
-        return process.wait(LONGEST_SECONDS), process.stdout.read()
+        text = process.communicate(timeout=LONGEST_SECONDS)[0]
+        return process.returncode, text
 
     def json(self, *arguments: str) -> dict:
         text = self.run(*arguments, "--json")[1]
@@ -63,10 +66,8 @@ def power_cut(lab: Lab, upgrade: subprocess.Popen) -> None:
     upgrade.kill()
     pids = lab.pids()
     for leader in (pids["supervisor_pid"], pids["engine_pid"]):
-        try:
+        with contextlib.suppress(ProcessLookupError, TypeError):
             os.killpg(leader, signal.SIGKILL)
-        except (ProcessLookupError, TypeError):
-            pass
 
 
 def new_engine(lab: Lab, previous: int) -> int:
@@ -94,12 +95,9 @@ def engine_freezes(lab: Lab, upgrade: subprocess.Popen) -> None:
 
 def fill_disk(lab: Lab, upgrade: subprocess.Popen) -> None:
     """The state directory is a file system of its own: not a byte is left on it."""
-    with (lab.state / FILLER).open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(1 << 16))
-        except OSError:
-            pass
+    with (lab.state / FILLER).open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
 
 
 @dataclass(frozen=True)
