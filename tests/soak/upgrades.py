@@ -97,7 +97,7 @@ def fill_disk(lab: Lab, upgrade: subprocess.Popen) -> None:
     """The state directory is a file system of its own: not a byte is left on it."""
     with (lab.state / FILLER).open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
-            file.write(bytes(1 << 16))
+            file.write(bytes(1 << 20))
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def main(count: int, folder: Path) -> int:
         "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'kernels'}",
     })  # fmt: skip
     lab.state.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64m,mode=700", "upgrades", str(lab.state)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512m,mode=700", "upgrades", str(lab.state)]
     subprocess.run(mount, check=True)
     good = 0
     try:
