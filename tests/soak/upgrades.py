@@ -206,7 +206,9 @@ def main(count: int, folder: Path) -> int:
     lab = Lab(folder, {
         **kept, "APPLIANCE_STATE_DIR": str(folder / "state"), "APPLIANCE_PORT": "18400",
         "APPLIANCE_DRAIN_SECONDS": "20", "APPLIANCE_START_LIMIT_SECONDS": "240",
-        "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'kernels'}",
+        "PYTHONPATH": os.pathsep.join(
+            [str(REPOSITORY), str(REPOSITORY / "kernels"), *filter(None, [kept.get("PYTHONPATH")])]
+        ),
     })  # fmt: skip
     lab.state.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=512m,mode=700", "upgrades", str(lab.state)]
