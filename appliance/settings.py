@@ -80,6 +80,9 @@ class Settings(BaseModel):
     )
     release: str | None = Field(None, description="the release in this image; set by the image")
     image_digest: str | None = Field(None, description="the image's digest, where known")
+    record: str | None = Field(
+        None, description="which deployment this container was started as; set by `upgrade`"
+    )
     gateway_keys: Path | None = Field(
         None, description="file of API keys, one a line; default: made in the state directory"
     )
