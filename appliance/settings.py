@@ -59,6 +59,10 @@ class Settings(BaseModel):
     device: Literal["cuda", "cpu"] | None = Field(
         None, description="refuse to serve on anything else; default: what the plan says"
     )
+    exl3_owner: str = Field(
+        "appliance",
+        description="the vLLM plugin that owns the method exl3; no other than ours obeys a plan",
+    )
     deployment: Literal["local", "docker", "kubernetes"] = Field(
         "local", description="what preflight's remedies are worded for"
     )

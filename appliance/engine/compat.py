@@ -44,7 +44,9 @@ __all__ = [
     "appliance_settings",
     "claim_method",
     "init_logger",
+    "owner_of",
     "register_op",
+    "require_owner",
     "set_weight_attrs",  # gives a placeholder its weight_loader
     "settings_of",
 ]
@@ -80,6 +82,22 @@ def claim_method(name: str, config: type[Any]) -> None:
         raise RuntimeError(
             f"the quantisation method {name!r} is already owned by {owner.__module__}; "
             "uninstall that package or leave it out of VLLM_PLUGINS"
+        )
+
+
+def owner_of(name: str) -> str:
+    """The module of the class that vLLM takes for the quantisation method `name`."""
+    return str(get_quantization_config(name).__module__)
+
+
+def require_owner(name: str, config: type[Any]) -> None:
+    """Raises RuntimeError where another package took the name after we claimed it: vLLM says
+    nothing then, and the plan would be ignored."""
+    owner = get_quantization_config(name)
+    if owner is not config:
+        raise RuntimeError(
+            f"{owner.__module__} took the quantisation method {name!r} from the appliance, and "
+            "does not obey plans; leave it out of VLLM_PLUGINS"
         )
 
 

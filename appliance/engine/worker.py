@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from appliance.engine import compat
-from appliance.engine.config import checkpoint_of
+from appliance.engine.config import METHOD, Exl3Config, checkpoint_of
 from appliance.engine.experts import state
 from appliance.engine.proof import homes, prove
 
@@ -16,7 +16,8 @@ class WorkerExtension:
     vllm_config: Any
 
     def appliance_prove(self) -> dict[str, Any]:
-        """This rank's proof (see proof.prove)."""
+        """This rank's proof (see proof.prove), if it is us who serve the method at all."""
+        compat.require_owner(METHOD, Exl3Config)
         settings = compat.settings_of(self.vllm_config)
         return prove(state(), checkpoint_of(settings["checkpoint"]))
 
@@ -32,6 +33,7 @@ class WorkerExtension:
         host = current.arena.pools["host"].mapping
         return {
             "rank": current.arena.plan.rank,
+            "method_owner": compat.owner_of(METHOD),
             "homes": homes(current.arena),
             "picks": picks,
             "host_bytes_read": current.counters.host_bytes_read,

@@ -55,6 +55,7 @@ requests:
   "APPLIANCE_IGNORE_CHECKS" (join "," $s.ignoreChecks)
   "APPLIANCE_SERVED_NAME" $s.servedName
   "APPLIANCE_IMAGE_DIGEST" .Values.image.digest
+  "APPLIANCE_EXL3_OWNER" $s.exl3Owner
   "APPLIANCE_RECORD" .Values.record -}}
 {{- if not .Values.demo }}{{ $_ := set $set "APPLIANCE_MODEL" .Values.model.path }}{{ end -}}
 {{- range $name, $value := dict
