@@ -30,11 +30,18 @@ def status_rows(found: Status) -> list[Row]:
         ("API key", state.keys),
         ("plan", f"{state.plan} ({state.plan_digest[:12]})"),
         ("log", state.log),
+        ("exl3 is served by", _owners(found.engine)),
         ("since", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.since))),
     ]
     if found.gateway is not None:
         rows.append(("in flight", f"{found.gateway['in_flight']} requests"))
     return rows + home_rows(found.engine)
+
+
+def _owners(engine: Any) -> str | None:
+    if engine is None:
+        return None
+    return ", ".join(sorted({rank["method_owner"] for rank in engine["ranks"]}))
 
 
 def home_rows(engine: Any) -> list[Row]:

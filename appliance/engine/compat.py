@@ -44,8 +44,10 @@ __all__ = [
     "appliance_settings",
     "claim_method",
     "init_logger",
+    "owner_of",
     "platform_worker",
     "register_op",
+    "require_owner",
     "set_weight_attrs",  # gives a placeholder its weight_loader
     "settings_of",
 ]
@@ -95,6 +97,22 @@ def platform_worker() -> type[Any]:
     from vllm.v1.worker.gpu_worker import Worker
 
     return Worker
+
+
+def owner_of(name: str) -> str:
+    """The module of the class that vLLM takes for the quantisation method `name`."""
+    return str(get_quantization_config(name).__module__)
+
+
+def require_owner(name: str, config: type[Any]) -> None:
+    """Raises RuntimeError where another package took the name after we claimed it: vLLM says
+    nothing then, and the plan would be ignored."""
+    owner = get_quantization_config(name)
+    if owner is not config:
+        raise RuntimeError(
+            f"{owner.__module__} took the quantisation method {name!r} from the appliance, and "
+            "does not obey plans; leave it out of VLLM_PLUGINS"
+        )
 
 
 def appliance_settings() -> dict[str, Any]:

@@ -63,6 +63,11 @@ def state() -> RankState:
     return _state
 
 
+def slot_cache() -> SlotCache | None:
+    """The cache of this process's slots; None without slots, and where no expert is ours."""
+    return None if _state is None else _state.cache
+
+
 def _open_state(rank: int, device: torch.device) -> RankState:
     global _state
     if _state is None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from appliance.engine import compat
-from appliance.engine.config import checkpoint_of
-from appliance.engine.experts import RankState, state
+from appliance.engine.config import METHOD, Exl3Config, checkpoint_of
+from appliance.engine.experts import RankState, slot_cache, state
 from appliance.engine.proof import PLACES, homes, place_of, prove
 
 
@@ -21,7 +21,7 @@ class Worker(compat.platform_worker()):  # type: ignore[misc]  # vLLM's class of
     def execute_model(self, scheduler_output: Any) -> Any:
         """One step. Slots change before it, in stream order; its counts are taken after it."""
         rows = scheduler_output.total_num_scheduled_tokens
-        cache = state().cache if rows else None
+        cache = slot_cache() if rows else None
         if cache is None:
             return super().execute_model(scheduler_output)
         cache.before_step()
@@ -30,7 +30,8 @@ class Worker(compat.platform_worker()):  # type: ignore[misc]  # vLLM's class of
         return output
 
     def appliance_prove(self) -> dict[str, Any]:
-        """This rank's proof (see proof.prove)."""
+        """This rank's proof (see proof.prove), if it is us who serve the method at all."""
+        compat.require_owner(METHOD, Exl3Config)
         settings = compat.settings_of(self.vllm_config)
         return prove(state(), checkpoint_of(settings["checkpoint"]))
 
@@ -42,6 +43,7 @@ class Worker(compat.platform_worker()):  # type: ignore[misc]  # vLLM's class of
         host_bytes = current.counters.host_bytes
         return {
             "rank": current.arena.plan.rank,
+            "method_owner": compat.owner_of(METHOD),
             "homes": homes(current.arena),
             "picks": {place: sum(row[place] for row in layers.values()) for place in PLACES},
             "host_bytes_read": sum(host_bytes.values()),

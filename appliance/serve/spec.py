@@ -32,6 +32,9 @@ CLEAR_LEAD = {"cpu": 0.0, "cuda": 0.25}
 CPU_COMPILATION = {"custom_ops": ["all", "-rotary_embedding"]}
 
 
+# Our name among vLLM's plugins. Of all that are installed only this one is loaded.
+OURS = "appliance"
+
 # What can be captured in a CUDA graph (expert_kernels.launch: MAX_TOKENS and MAX_PICKS).
 MOST_ROWS = 64
 MOST_PICKS = 1024
@@ -49,6 +52,7 @@ class Wishes:
     start_limit_seconds: float | None = None
     max_body_bytes: int = 64 << 20
     max_header_bytes: int = 32 << 10
+    exl3_owner: str = OURS
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,16 @@ class ServeSpec:
 
 
 def spec(plan: Plan, model: Path, plan_path: Path, wishes: Wishes, files: Files) -> ServeSpec:
-    """The engine of this plan. Paths come out absolute. Raises UsageError on a mixed plan."""
+    """The engine of this plan. Paths come out absolute.
+
+    Raises UsageError on a mixed plan, and where another plugin is to own the method exl3.
+    """
+    if wishes.exl3_owner != OURS:
+        raise UsageError(
+            f"APPLIANCE_EXL3_OWNER is {wishes.exl3_owner}, a plugin that reads no plan: this one"
+            f" would be ignored",
+            fix=f"APPLIANCE_EXL3_OWNER={OURS}, or start `vllm serve` without the appliance",
+        )
     devices = {rank.device for rank in plan.ranks}
     if len(devices) != 1:
         raise UsageError(f"the plan mixes devices over its ranks: {', '.join(sorted(devices))}")
@@ -184,7 +197,7 @@ def _environment(plan: Plan, wishes: Wishes, files: Files) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "VLLM_DO_NOT_TRACK": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_PLUGINS": "appliance",
+        "VLLM_PLUGINS": OURS,
     }
     cards = [rank.gpu for rank in plan.ranks if rank.gpu is not None]
     if len(cards) == len(plan.ranks):
