@@ -223,6 +223,14 @@ struct Layer {
             w.step_bytes = static_cast<int64_t>(outputs / 16) * 4 * bits8;
             w.weights = reinterpret_cast<const char*>(c.table[9 * expert + 3 * projection]) +
                         first * w.step_bytes + (8 * unit.block + kTiles * (sub % kAcross)) * 4 * bits8;
+            const bool first_entry = unit.entry == 0 || r.entry_expert[unit.entry - 1] != expert;
+            const int64_t to = c.fill != nullptr && first_entry ? c.fill[expert] : 0;
+            w.copy = nullptr;
+            if (to > 0) {
+                const int before = projection == 0 ? 0 : projection == 1 ? c.bits8[0] : c.bits8[0] + c.bits8[1];
+                w.copy = reinterpret_cast<char*>(to) + static_cast<int64_t>(c.hidden) * c.intermediate / 64 * before +
+                         (w.weights - reinterpret_cast<const char*>(c.table[9 * expert + 3 * projection]));
+            }
             w.pick_bytes = 2 * static_cast<int64_t>(inputs);
             w.inputs = unit.down ? static_cast<const char*>(c.act)
                                  : static_cast<const char*>(c.rotated) + projection * picks * w.pick_bytes;
@@ -329,6 +337,13 @@ struct Layer {
     }
 };
 
+// An expert that was stored: its address becomes negative, so that no later call stores it again.
+__device__ inline void mark_filled(const ExpertsDecode& c, const Routing& r, int entry) {
+    const int expert = r.entry_expert[entry];
+    if (entry > 0 && r.entry_expert[entry - 1] == expert) return;
+    if (c.fill[expert] > 0) c.fill[expert] = -c.fill[expert];
+}
+
 template <int CODEBOOK, int GROUPS>
 __global__ void __launch_bounds__(kThreads, 2) routed_layer(const ExpertsDecode c) {
     extern __shared__ __align__(128) char memory[];
@@ -353,6 +368,8 @@ __global__ void __launch_bounds__(kThreads, 2) routed_layer(const ExpertsDecode 
     const Control at(c.tokens * c.top_k, c.hidden, c.intermediate);
     if (!last_to_arrive(c.control + Control::kExited, gridDim.x, &shared)) return;
     const int entries = r.entries;
+    if (c.fill != nullptr)
+        for (int i = threadIdx.x; i < entries; i += kThreads) mark_filled(c, r, i);
     for (int i = threadIdx.x; i < Control::kAct + entries; i += kThreads) c.control[i] = 0;
     for (int i = threadIdx.x; i < entries * (c.intermediate / 128); i += kThreads) c.control[at.a + i] = 0;
     for (int i = threadIdx.x; i < entries * (c.hidden / 128); i += kThreads) c.control[at.b + i] = 0;

@@ -8,7 +8,7 @@ extern "C" {
 #endif
 
 // Changes whenever a struct or a function here does; expert_kernels.cuda checks it at load.
-#define EXPERTS_ABI 5
+#define EXPERTS_ABI 6
 
 enum { EXPERTS_FLOAT32 = 0, EXPERTS_FLOAT16 = 1, EXPERTS_BFLOAT16 = 2 };
 
@@ -28,6 +28,7 @@ typedef struct {
     int32_t* control;            // zero before the first call; every call leaves it zero
     int64_t* picks;              // [experts] counted up, or null
     int64_t* reads;              // [2]: bytes read from host homes, picks of an expert not here; or null
+    int64_t* fill;               // [experts] where a touched expert is also stored, 0: nowhere; or null
     int32_t ids_are_64;
     int32_t dtype;
     int32_t tokens, top_k, experts, hidden, intermediate;

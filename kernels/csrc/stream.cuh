@@ -29,6 +29,7 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint2
 // What a warp reads: `tiles` steps of k from the first, its columns, and the rows' fragments.
 struct Walk {
     const char* weights;  // first tile of the first step
+    char* copy;           // where these bytes are also stored, at the same distances; or null
     int64_t step_bytes;   // from one step of 16 k to the next: a whole row of tiles
     int tiles;
     const char* inputs;   // fp16 [pick][k], fragment order, at the first step
@@ -69,6 +70,16 @@ __device__ __forceinline__ void walk(
             if (at < kWeightBytes) copy16(ring_at + slot * kStageBytes + at, from + at, 16);
         }
     };
+    // From the stage, so that no byte is read a second time.
+    const auto store_weights = [&](int step, int slot) {
+        char* to = w.copy + step * w.step_bytes;
+#pragma unroll
+        for (int i = 0; i < kWeightChunks; ++i) {
+            const int at = 16 * (lane_index + 32 * i);
+            if (at < kWeightBytes)
+                *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(ring + slot * kStageBytes + at);
+        }
+    };
     const auto fetch_inputs = [&](int step, int slot) {
 #pragma unroll
         for (int i = 0; i < kInputChunks; ++i) {
@@ -92,6 +103,7 @@ __device__ __forceinline__ void walk(
         wait_all_but<kStages - 1>();
         __syncwarp();
         const char* stage = ring + slot * kStageBytes;
+        if (w.copy != nullptr) store_weights(step, slot);
         uint2 b[GROUPS];
 #pragma unroll
         for (int g = 0; g < GROUPS; ++g)

@@ -19,7 +19,7 @@ from expert_kernels import build, launch
 if TYPE_CHECKING:
     from expert_kernels.ops import ExpertTable
 
-ABI = 5
+ABI = 6
 CODEBOOKS = {"3inst": 0, "mcg": 1, "mul1": 2}
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _P, _I, _L = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint64
@@ -44,6 +44,7 @@ class Decode(ctypes.Structure):
         ("control", _P),
         ("picks", _P),
         ("reads", _P),
+        ("fill", _P),
         ("ids_are_64", _I),
         ("dtype", _I),
         ("tokens", _I),
@@ -181,6 +182,7 @@ def decode(
     swiglu_limit: float | None = None,
     weight_on_input: bool = False,
     counters: DeviceCounters | None = None,
+    fill: torch.Tensor | None = None,
     chosen: launch.DecodeLaunch | None = None,
     overlap: bool = True,
 ) -> torch.Tensor:
@@ -204,6 +206,7 @@ def decode(
         control=work.control.data_ptr(),
         picks=None if counters is None else counters.picks.data_ptr(),
         reads=None if counters is None else counters.reads.data_ptr(),
+        fill=None if fill is None else fill.data_ptr(),
         ids_are_64=topk_ids.dtype == torch.int64,
         dtype=DTYPES[x.dtype],
         tokens=tokens,

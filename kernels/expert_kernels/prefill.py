@@ -83,9 +83,16 @@ class Trellises:
     """
 
     def __init__(
-        self, lib: ctypes.CDLL, table: ExpertTable, touched: list[int], device: torch.device
+        self,
+        lib: ctypes.CDLL,
+        table: ExpertTable,
+        touched: list[int],
+        device: torch.device,
+        fill: torch.Tensor | None = None,
     ):
         self.lib = lib
+        wanted = [0] * table.experts if fill is None else fill.tolist()
+        self.kept = {e: wanted[e] for e in touched if wanted[e] > 0}
         here = table.addresses.cpu()
         if missing := [e for e in touched if (here[e] == 0).any()]:
             raise ValueError(
@@ -115,7 +122,7 @@ class Trellises:
             s.stream.wait_event(s.read[side])
         stream = s.stream.cuda_stream
         for i, expert in enumerate(self.batches[batch]):
-            to = s.buffers[side].data_ptr() + i * s.block_bytes
+            to = self._target(expert, side, i)
             for source, size in self._pieces(expert):
                 code = self.lib.experts_copy(to, source, size, stream)
                 cuda.check(self.lib, code, f"copy of {size:,} bytes of expert {expert}")
@@ -130,6 +137,21 @@ class Trellises:
             return [(gate, a + b + c)]
         return [(gate, a), (up, b), (down, c)]
 
+    def _target(self, expert: int, side: int, i: int) -> int:
+        """Where host expert `expert` is copied: to where it is to be kept, else to the buffer."""
+        assert self.staging is not None
+        block = self.staging.buffers[side].data_ptr() + i * self.staging.block_bytes
+        return self.kept.get(expert, block)
+
+    def keep(self) -> None:
+        """Experts that were read where they are, to where they are to be kept as well."""
+        for expert in self.kept.keys() - self.place.keys():
+            to = self.kept[expert]
+            for source, size in self._pieces(expert):
+                code = self.lib.experts_copy(to, source, size, self.work.cuda_stream)
+                cuda.check(self.lib, code, f"copy of {size:,} bytes of expert {expert}")
+                to += size
+
     def of(self, expert: int) -> list[int]:
         where = self.place.get(expert)
         if where is None:
@@ -138,7 +160,7 @@ class Trellises:
         batch, i = where
         if i == 0:
             self.work.wait_event(self.staging.filled[batch % 2])
-        at = self.staging.buffers[batch % 2].data_ptr() + i * self.staging.block_bytes
+        at = self._target(expert, batch % 2, i)
         return [at, at + self.sizes[0], at + self.sizes[0] + self.sizes[1]]
 
     def done(self, expert: int) -> None:
@@ -234,6 +256,7 @@ def prefill(
     swiglu_limit: float | None = None,
     weight_on_input: bool = False,
     counters: DeviceCounters | None = None,
+    fill: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`ops.experts` for any number of tokens; made for many. Arguments are checked in ops.
 
@@ -254,7 +277,7 @@ def prefill(
     tally.scatter_add_(0, flat + 1, torch.ones_like(flat))
     first, *counts = tally.tolist()  # waits: routing decides what is copied and multiplied
     touched = [e for e, count in enumerate(counts) if count]
-    trellises = Trellises(lib, table, touched, x.device)
+    trellises = Trellises(lib, table, touched, x.device, fill)
     if counters is not None:
         counters.picks.add_(tally[1:])
         counters.reads[0] += trellises.copied_bytes
@@ -291,4 +314,7 @@ def prefill(
             scratch.through(piece)
         scratch.step(ADD)
         first += call.group_rows
+    if fill is not None:
+        trellises.keep()
+        fill.copy_(torch.where((tally[1:] > 0) & (fill > 0), -fill, fill))
     return out.to(x.dtype)

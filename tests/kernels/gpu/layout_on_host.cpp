@@ -13,7 +13,7 @@ int main() {
     printf("ExpertsDecode %zu\n", sizeof(ExpertsDecode));
     printf("ExpertsPrefill %zu\n", sizeof(ExpertsPrefill));
     OF(ExpertsDecode, table); OF(ExpertsDecode, host_begin); OF(ExpertsDecode, rotated);
-    OF(ExpertsDecode, control); OF(ExpertsDecode, reads); OF(ExpertsDecode, ids_are_64);
+    OF(ExpertsDecode, control); OF(ExpertsDecode, reads); OF(ExpertsDecode, fill); OF(ExpertsDecode, ids_are_64);
     OF(ExpertsDecode, tokens); OF(ExpertsDecode, bits8); OF(ExpertsDecode, codebook);
     OF(ExpertsDecode, groups); OF(ExpertsDecode, link_blocks); OF(ExpertsDecode, overlap);
     OF(ExpertsDecode, swiglu_limit);
