@@ -39,6 +39,9 @@ typedef struct {
     int32_t blocks;              // thread blocks of the main kernel
     int32_t link_blocks;         // of them, those that look for host experts first
     int32_t host_blocks;         // of them, those that take host experts at all: at least one
+    int32_t link_entries;        // device entries that take as long as one host entry: when there are fewer,
+                                 // all host_blocks look for host experts first
+    int32_t ring_bytes;          // of a warp, as stream.cuh has it for the device's architecture
     int32_t weight_on_input;
     int32_t overlap;             // start reading weights while the inputs are being rotated
     float swiglu_limit;          // <= 0: none

@@ -1,5 +1,7 @@
 """How the CUDA kernels are launched follows from the shape, and fits the machine."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,9 +34,15 @@ def test_blocks_fit_the_multiprocessors_they_are_meant_for(
     plan = launch.decode(tokens, hidden, inner, count, architecture, top_k=6)
     resident = plan.blocks // count
     assert plan.blocks == resident * count and resident in (1, 2)
-    need = launch._SHARED_BYTES[plan.groups] + launch._ROUTING_BYTES
+    need = launch.shared_bytes(plan.groups, architecture)
     assert resident * need <= launch._SHARED_OF_ONE.get(architecture, 100 << 10)
     assert 1 <= plan.link_blocks <= plan.host_blocks <= plan.blocks
+
+
+def test_two_blocks_share_a_multiprocessor_of_an_h200_and_one_has_that_of_a_smaller_card() -> None:
+    for groups in (1, 2, 4, 8):
+        assert launch.decode(8 * groups, 5120, 2304, 132, "sm_90", top_k=6).blocks == 264
+        assert launch.decode(8 * groups, 5120, 2304, 188, "sm_120", top_k=6).blocks == 188
 
 
 @given(
@@ -70,9 +78,7 @@ def test_more_tokens_than_decode_takes_are_refused_with_the_number(tokens: int) 
 
 
 def test_scratch_counts_every_buffer_to_the_byte() -> None:
-    plan = launch.DecodeLaunch(
-        groups=1, split_a=4, split_b=1, blocks=264, link_blocks=16, host_blocks=264
-    )
+    plan = dataclasses.replace(launch.decode(1, 5120, 2304, 132, top_k=1), split_a=4)
     need = launch.workspace(plan, picks=48, hidden=5120, intermediate=2304)
     assert need == launch.Workspace(
         rotated=48 * 5120 * 2 * 2,
