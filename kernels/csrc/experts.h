@@ -58,15 +58,23 @@ typedef struct {
     const int64_t* order;    // picks by expert; the group's are [first, first + group_rows)
     const int64_t* place;    // of a pick in order
     void *input_gate, *input_up;  // fp16 [group_rows][hidden], rotated
-    const float *gate, *up;  // float32 [group_rows][intermediate], products with W_hat
+    float *gate, *up;        // float32 [group_rows][intermediate], products with W_hat
     void* act;               // fp16 [group_rows][intermediate], rotated
-    const float* y;          // float32 [group_rows][hidden], product with W_hat
+    float* y;                // float32 [group_rows][hidden], product with W_hat
     int64_t first;
     int32_t group_rows;
     int32_t at, rows;        // ACTIVATE: rows [at, at + rows) of the group
     int32_t ids_are_64, dtype, tokens, top_k, experts, hidden, intermediate, weight_on_input;
     float swiglu_limit;      // <= 0: none
 } ExpertsPrefill;
+
+// At most EXPERTS_PIECE_ROWS rows of one expert, from row `at` of a group's scratch.
+enum { EXPERTS_PIECE_ROWS = 128 };
+typedef struct {
+    uint64_t trellis[3];     // of gate, up, down: addresses that the device reads fast
+    int64_t expert;          // row of the table
+    int32_t at, rows;
+} ExpertsPiece;
 
 enum { EXPERTS_GATHER = 0, EXPERTS_ACTIVATE = 1, EXPERTS_ADD = 2 };
 
@@ -96,6 +104,9 @@ int experts_rotate_out(
 
 // GATHER: input_gate, input_up from x. ACTIVATE: act from gate, up. ADD: out from y.
 int experts_prefill(const ExpertsPrefill* call, int step, void* stream);
+// From inputs to y for `count` pieces of the group at once; `pieces` is in device memory.
+int experts_pieces(
+    const ExpertsPrefill* call, const ExpertsPiece* pieces, int count, const int* bits8, int codebook, void* stream);
 // cudaMemcpyAsync between any two addresses.
 int experts_copy(void* to, const void* from, int64_t bytes, void* stream);
 

@@ -4,33 +4,17 @@
 #include <stdint.h>
 
 #include "exl3_tile.cuh"
+#include "instructions.cuh"
 
 namespace exl3 {
 
 // A warp's. Eight of these, a result and the routing are 112 KiB: two blocks in a multiprocessor of
 // 228 KiB, one in those of 100 KiB if the rings are smaller. launch.py knows these numbers too.
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
 constexpr int kRingBytes = 6144;
 #else
 constexpr int kRingBytes = 8192;
 #endif
-
-__device__ __forceinline__ void copy16(uint32_t to, const void* from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N>
-__device__ __forceinline__ void wait_all_but() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
-__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint2 b) {
-    asm(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
-}
 
 // What a warp reads: `tiles` steps of k from the first, its columns, and the rows' fragments.
 struct Walk {

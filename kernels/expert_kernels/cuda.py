@@ -97,6 +97,7 @@ def library(architecture: str) -> ctypes.CDLL:
     lib.experts_rotate_in.argtypes = [_P, _P, _P, *[ctypes.c_int] * 3, _P]
     lib.experts_rotate_out.argtypes = [_P, _P, _P, *[ctypes.c_int] * 6, _P]
     lib.experts_prefill.argtypes = [_P, ctypes.c_int, _P]
+    lib.experts_pieces.argtypes = [_P, _P, ctypes.c_int, _P, ctypes.c_int, _P]
     lib.experts_copy.argtypes = [_P, _P, ctypes.c_int64, _P]
     if lib.experts_abi() != ABI:
         raise build.BuildError(
@@ -165,14 +166,14 @@ def scratch(device: torch.device, hidden: int, intermediate: int, top_k: int) ->
 
 def prepare(table: ExpertTable, top_k: int) -> None:
     """Take all scratch that calls over this table keep, so that none is taken later."""
-    from expert_kernels import linear, prefill
+    from expert_kernels import linear, staging
 
     device = table.addresses.device
     scratch(device, table.hidden_size, table.intermediate_size, top_k)
     linear.prepare(device)
     if table.host_range[0] != table.host_range[1]:
         weights = table.hidden_size * table.intermediate_size
-        prefill.prepare(device, sum(int(weights * bits) // 8 for bits in table.bits))
+        staging.prepare(device, sum(int(weights * bits) // 8 for bits in table.bits))
 
 
 def decode(

@@ -12,12 +12,14 @@ MAX_TOKENS = 64  # rows that read weights in place; above, prefill
 MAX_PICKS = 1024
 MAX_EXPERTS = 1024
 PREFILL_BATCH = 8  # host experts copied together: 106 MB of device memory a buffer at 13.3 MB each
-PREFILL_ROWS = 4096  # rows of an expert multiplied at once: bounds the scratch
+PREFILL_ROWS = 4096  # rows multiplied at once: bounds the scratch
+PIECE_ROWS = 128  # rows of a block of the fused products: csrc/experts.h, EXPERTS_PIECE_ROWS
+DENSE_ROWS = 512  # an expert with as many is made dense for cuBLAS
 BLOCK = 128  # columns of a unit, and the rotation's block
-# 16 blocks come close to the link (43 GB/s) and leave the others to the device: 388 us at 24 touched
-# and 1 on the host, 404 with 32. Where the link decides how long a layer takes, 64 share it: 276 us
-# for one alone, 307 with 16, 285 with all 264. It decides when fewer than 12 device experts are
-# touched for each host expert: one of those takes as long as some 17 of these.
+# 16 blocks come close to the link (43 GB/s) and leave the others to the device: 388 us at 24
+# touched and 1 on the host, 404 with 32. Where the link decides how long a layer takes, 64 share
+# it: 276 us for one alone, 307 with 16, 285 with all 264. It decides when fewer than 12 device
+# experts are touched for each host expert: one of those takes as long as some 17 of these.
 LINK_BLOCKS = 16
 HOST_BLOCKS = 64
 LINK_ENTRIES = 12

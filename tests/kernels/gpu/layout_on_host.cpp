@@ -20,6 +20,9 @@ int main() {
     OF(ExpertsPrefill, table); OF(ExpertsPrefill, order); OF(ExpertsPrefill, input_up);
     OF(ExpertsPrefill, act); OF(ExpertsPrefill, y); OF(ExpertsPrefill, first);
     OF(ExpertsPrefill, rows); OF(ExpertsPrefill, weight_on_input); OF(ExpertsPrefill, swiglu_limit);
+    printf("ExpertsPiece %zu\n", sizeof(ExpertsPiece));
+    OF(ExpertsPiece, expert); OF(ExpertsPiece, at); OF(ExpertsPiece, rows);
+    printf("EXPERTS_PIECE_ROWS %d\n", EXPERTS_PIECE_ROWS);
     printf("kMaxExperts %d\n", exl3::kMaxExperts);
     printf("kMaxPicks %d\n", exl3::kMaxPicks);
     printf("kMaxTokens %d\n", exl3::kMaxTokens);
