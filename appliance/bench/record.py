@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from appliance import durable
 from appliance.bench.capacity import Ask, Goal
 from appliance.bench.samples import Sample, from_json
 from appliance.bench.turns import Shape
@@ -118,9 +119,7 @@ class Record:
                 )
             return found
         folder.mkdir(parents=True, exist_ok=True)
-        aside = folder / f".{RECORD}.{os.getpid()}"
-        aside.write_text(stamp.model_dump_json(indent=1) + "\n")
-        aside.replace(folder / RECORD)
+        durable.write_file(folder / RECORD, (stamp.model_dump_json(indent=1) + "\n").encode())
         return cls(folder)
 
     @property

@@ -29,6 +29,7 @@ from appliance.cli import (
     store,
     transfers,
     tuning,
+    upgrading,
     weights,
 )
 from appliance.errors import ApplianceError
@@ -45,6 +46,7 @@ serving.register(app)
 demo.register(app)
 container.register(app)
 care.register(app)
+app.add_typer(upgrading.group, name="upgrade")
 tuning.register(app)
 sizing.register(app)
 app.add_typer(machine.group, name="preflight")
