@@ -62,8 +62,15 @@ def capacity(
 
 @group.command()
 def turns(
-    streams: Annotated[int, typer.Option(min=1, help="Streams at once.")] = 4,
-    count: Annotated[int, typer.Option("--turns", min=1, help="Turns in all.")] = 120,
+    streams: Annotated[
+        str, typer.Option(metavar="N[,N...]", help="Streams at once; several in turns.")
+    ] = "4",
+    count: Annotated[
+        int | None, typer.Option("--turns", min=1, help="Turns at each (default 120).")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=1, help="Or for about so long in all.")
+    ] = None,
     think: Annotated[
         bool, typer.Option("--think", help="Wait between turns, as people do.")
     ] = False,
@@ -76,18 +83,29 @@ def turns(
     trace: TraceFile = None,
     stop_at_end: NoIgnoreEos = False,
 ) -> None:
-    """Run agent turns at a fixed number of streams. Again: another block in the same record."""
-    from appliance.bench.capacity import Ask, Goal
-    from appliance.bench.measure import measure_turns
+    """Run agent turns at fixed numbers of streams. Again: more blocks in the same record."""
+    from appliance.bench.capacity import Goal
+    from appliance.bench.measure import fixed, measure_turns
     from appliance.bench.record import Record
     from appliance.bench.report import report_lines
     from appliance.cli.measured import find
 
+    asks = fixed(_numbers(streams), count, seconds)
     found = find(url, model, key_file, ignore_eos=not stop_at_end)
     load = Load(seed, shape, trace, think=think)
     record = Record.create(out, load.stamp("turns", Goal(), found))
-    measure_turns(record, load.target(found), Ask(streams, count, streams))
+    measure_turns(record, load.target(found), *asks)
     render.lines(report_lines(record))
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise UsageError(f"{text!r} are no numbers of streams", fix="--streams 1,2,4,6")
+    return found
 
 
 @group.command()

@@ -102,6 +102,21 @@ def test_turns_of_two_runs_compare(appliance, server, shape, tmp_path):
     assert said.code == 0 and "4 streams, p5:" in said.out and "one start each" in said.out
 
 
+def test_several_numbers_of_streams_run_in_turns_for_a_time(appliance, server, shape, tmp_path):
+    words = ("--url", server, "--model", "fine", "--shape", shape, "--out", tmp_path / "r")
+    began = time.monotonic()
+    said = appliance("bench", "turns", "--streams", "1,2,4", "--seconds", 3, *words)
+    assert said.code == 0, said.err
+    assert time.monotonic() - began < 12
+    written = (tmp_path / "r" / "blocks.jsonl").read_text().splitlines()
+    blocks = [json.loads(line) for line in written]
+    assert [block["ask"]["streams"] for block in blocks] == [1, 2, 4, 4, 2, 1]
+    assert [line.split()[0] for line in said.out.splitlines()[1:4]] == ["1", "2", "4"]
+    again = appliance("bench", "report", tmp_path / "r")
+    assert again.out.startswith(said.out)
+    assert appliance("bench", "turns", "--streams", "1,x", *words).code == 2
+
+
 def test_without_an_appliance_and_without_a_url_it_says_what_to_do(appliance, tmp_path):
     said = appliance("bench", "turns", "--out", tmp_path / "x")
     assert said.code == 1 and "appliance up" in said.err
