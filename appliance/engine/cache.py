@@ -1,10 +1,10 @@
 """Spare slots that follow the traffic: carries out plan/policy.py, between steps.
 
 A step's counts are looked at LAG steps later, when they have arrived by themselves. An expert that
-is to leave a slot is read from its home again at once; the copy of the newcomer starts when the
-last step that could read the slot has ended; and LAND steps later the newcomer is read from there.
-All of it is counted in steps, so ranks that hold slices of the same experts do the same at the same
-step and never ask one another.
+is to leave a slot is read from its home again at once. The newcomer costs the link nothing: the
+next step that reads it from the host stores what it reads in the slot, too, and says so; seen by
+the host, the tables then name the slot. All of it is counted in steps, so ranks that hold slices of
+the same experts do the same at the same step and never ask one another.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from appliance.plan.policy import Cache, LayerSlots, Promotion
 from appliance.plan.routing import heat_from_json
 
 LAG_STEPS = 2
-LAND_STEPS = 2
-MOST_FILLS = 16  # a step: what was put off by a burst waits its turn
+MOST_CHANGES = 32  # swaps a step: what was put off by a burst waits its turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +39,11 @@ class _Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
-    """A newcomer on its way into a slot."""
+class _Coming:
+    """A newcomer that the next step which reads it stores in a slot; asked for at `step`."""
 
     step: int
-    key: tuple[int, int]
     slot: int
-    ticket: object
 
 
 @dataclass(slots=True)
@@ -75,7 +72,7 @@ class SlotCache:
     step: int = 0
     _seen: deque[_Seen] = field(default_factory=deque)
     _waiting: deque[Promotion] = field(default_factory=deque)
-    _flying: deque[_Flight] = field(default_factory=deque)
+    _coming: dict[tuple[int, int], _Coming] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         keys, arena = self.book.experts, self.arena
@@ -108,32 +105,38 @@ class SlotCache:
         if not self.started:
             return
         self.step += 1
-        self._look(self.step - LAG_STEPS)
-        changes: dict[int, int] = {}
-        self._land(changes)
-        leaving = self._begin(changes)
-        if changes:
-            self.moves.point(self.book.numbers, changes)
-        if leaving:
-            self._fill(leaving)
+        tables: dict[int, int] = {}  # places in the book's numbers, and in its fills
+        fills: dict[int, int] = {}
+        self._look(self.step - LAG_STEPS, tables, fills)
+        self._begin(tables, fills)
+        self._write(tables, fills)
 
     def after_step(self, rows: int) -> None:
         """A step of `rows` rows has been enqueued."""
         if self.started:
-            counts = self.moves.snapshot(self.counters.flat)
+            counts = self.moves.snapshot(self.counters.flat_and_fill)
             self._seen.append(_Seen(self.step, rows, counts, self._on_host.clone()))
 
     def settle(self) -> None:
         """Look at every step up to now, and wait for it: for whoever asks what was counted."""
-        self._look(self.step)
+        tables: dict[int, int] = {}
+        fills: dict[int, int] = {}
+        self._look(self.step, tables, fills)
+        self._write(tables, fills)
 
-    def _look(self, last: int) -> None:
+    def _write(self, tables: dict[int, int], fills: dict[int, int]) -> None:
+        for numbers, changes in ((self.book.numbers, tables), (self.counters.fill, fills)):
+            if changes:
+                self.moves.point(numbers, changes)
+
+    def _look(self, last: int, tables: dict[int, int], fills: dict[int, int]) -> None:
         while self._seen and self._seen[0].step <= last:
             seen = self._seen.popleft()
-            counts = seen.counts.read()
+            counts, fill = seen.counts.read().split(len(self.book.experts))
             delta = counts - self._before
             self._before = counts
             self._count(delta, seen.on_host)
+            self._arrive(seen.step, fill, tables, fills)
             self._waiting += self._decide(delta, seen.rows)
 
     def _count(self, delta: torch.Tensor, on_host: torch.Tensor) -> None:
@@ -158,41 +161,40 @@ class SlotCache:
             self.policy.count(layer, pairs)
         return self.policy.step(rows)
 
-    def _land(self, changes: dict[int, int]) -> None:
-        while self._flying and self._flying[0].step + LAND_STEPS <= self.step:
-            flight = self._flying.popleft()
-            self.moves.land(flight.ticket)
-            self.arena.held[flight.key] = flight.slot
-            self._point(flight.key, changes)
+    def _arrive(
+        self, step: int, fill: torch.Tensor, tables: dict[int, int], fills: dict[int, int]
+    ) -> None:
+        """Newcomers that a step up to `step` has stored are read from their slots from now on."""
+        for place in (fill < 0).nonzero().flatten().tolist():
+            key = self.book.experts[place]
+            coming = self._coming.get(key)
+            if coming is None or coming.step > step:
+                continue  # called back since
+            del self._coming[key]
+            self.arena.held[key] = coming.slot
+            self._point(key, tables)
+            fills[place] = 0
             self.tally.promotions += 1
 
-    def _begin(self, changes: dict[int, int]) -> list[tuple[Promotion, int]]:
-        """Take experts out of their slots, in the policy's order; (promotion, its slot)."""
-        out: list[tuple[Promotion, int]] = []
-        while self._waiting and len(out) < MOST_FILLS:
-            leaves = (self._waiting[0].evict_layer, self._waiting[0].evict)
-            slot = self.arena.held.pop(leaves, None)
-            if slot is None:
-                break  # it is still on its way in
-            self._point(leaves, changes)
-            out.append((self._waiting.popleft(), slot))
-        return out
+    def _begin(self, tables: dict[int, int], fills: dict[int, int]) -> None:
+        """Take experts out of their slots, or call back newcomers, in the policy's order."""
+        for _ in range(min(MOST_CHANGES, len(self._waiting))):
+            swap = self._waiting.popleft()
+            leaves, enters = (swap.evict_layer, swap.evict), (swap.layer, swap.expert)
+            coming = self._coming.pop(leaves, None)
+            if coming is None:
+                slot = self.arena.held.pop(leaves)
+                self._point(leaves, tables)
+            else:  # no step has read it yet, or none whose counts have been seen
+                slot = coming.slot
+                fills[self.book.place[leaves]] = 0
+            self._coming[enters] = _Coming(self.step, slot)
+            fills[self.book.place[enters]] = slot
 
-    def _point(self, key: tuple[int, int], changes: dict[int, int]) -> None:
+    def _point(self, key: tuple[int, int], tables: dict[int, int]) -> None:
         """The kernels are to read an expert where the arena now says."""
-        changes |= zip(self.book.trellises(*key), self.arena.trellis_addresses(*key), strict=True)
+        tables |= zip(self.book.trellises(*key), self.arena.trellis_addresses(*key), strict=True)
         self._on_host[self.book.place[key]] = key not in self.arena.held
-
-    def _fill(self, leaving: Sequence[tuple[Promotion, int]]) -> None:
-        copies = []
-        for promotion, slot in leaving:
-            home = self.arena.blocks[promotion.layer, promotion.expert]
-            copies.append((slot, home.address, home.size_bytes))
-        ticket = self.moves.fill(copies)
-        self._flying += (
-            _Flight(self.step, (promotion.layer, promotion.expert), slot, ticket)
-            for promotion, slot in leaving
-        )
 
 
 def read_learned(path: str | None) -> dict[int, list[float]]:
@@ -233,6 +235,8 @@ def open_cache(
     policy.recall(learned)
     device = book.numbers.device
     moves: Moves = (
-        CpuMoves() if device.type == "cpu" else CudaMoves(device, len(book.experts), 6 * MOST_FILLS)
+        CpuMoves()
+        if device.type == "cpu"
+        else CudaMoves(device, 2 * len(book.experts), 2 * len(book.experts))
     )
     return SlotCache(arena, book, counters, policy, moves)

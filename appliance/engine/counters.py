@@ -20,8 +20,12 @@ class Counters:
         device = book.numbers.device
         self._book = book
         self._place = {layer: i for i, layer in enumerate(book.rows)}
-        # In the book's flat order; graphs hold the addresses of both.
-        self.flat = torch.zeros(len(book.experts), dtype=torch.int64, device=device)
+        # In the book's flat order; graphs hold the addresses. One tensor, so that one copy takes
+        # both to the host: picks, and where an expert is to be stored when it is read next (0:
+        # nowhere; negative: it has been). See `fill` of ops.experts.
+        count = len(book.experts)
+        self.flat_and_fill = torch.zeros(2 * count, dtype=torch.int64, device=device)
+        self.flat, self.fill = self.flat_and_fill.split(count)
         self._reads = torch.zeros((len(book.rows), 2), dtype=torch.int64, device=device)
 
     def record(self, layer: int, rows: torch.Tensor, host_bytes: torch.Tensor) -> None:
@@ -35,9 +39,16 @@ class Counters:
         """Counters for the kernels of one layer, in the order of its table."""
         return DeviceCounters(picks=self._of(layer), reads=self._reads[self._place[layer]])
 
+    def fill_of(self, layer: int) -> torch.Tensor:
+        """`fill` of ops.experts for one layer."""
+        return self._part(self.fill, layer)
+
     def _of(self, layer: int) -> torch.Tensor:
+        return self._part(self.flat, layer)
+
+    def _part(self, flat: torch.Tensor, layer: int) -> torch.Tensor:
         start = self._book.first[layer]
-        return self.flat[start : start + len(self._book.rows[layer])]
+        return flat[start : start + len(self._book.rows[layer])]
 
     @property
     def picks(self) -> dict[int, dict[int, int]]:

@@ -48,6 +48,7 @@ class LiveLayer:
     experts: list[int]  # global numbers of the table's rows
     expert_map: torch.Tensor | None
     block_bytes: int
+    fill: torch.Tensor | None  # int64 [experts]: see ops.experts; None: this rank has no slots
     counters: DeviceCounters | None  # None: the engine records what it sees (CPU)
     swiglu_limit: float | None
     weight_on_input: bool
@@ -247,6 +248,7 @@ class ExpertsMethod(compat.FusedMoEMethodBase):
             experts=rows,
             expert_map=layer.expert_map,
             block_bytes=arena.block_bytes(self.index),
+            fill=None if self.state.cache is None else self.state.counters.fill_of(self.index),
             counters=None if device.type == "cpu" else self.state.counters.on_device(self.index),
             swiglu_limit=layer.swiglu_limit,
             weight_on_input=layer.apply_router_weight_on_input,
@@ -286,6 +288,7 @@ def _experts(
         swiglu_limit=live.swiglu_limit,
         weight_on_input=live.weight_on_input,
         counters=live.counters,
+        fill=live.fill,
     )
 
 

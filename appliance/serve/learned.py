@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from appliance.durable import write_file
 from appliance.errors import ServeError
 from appliance.plan.routing import Heat
 from appliance.serve.client import Client
@@ -26,12 +26,7 @@ def keep_learned(client: Client, target: Path) -> None:
         int(layer): tuple(max(picks) for picks in zip(*(r[layer] for r in ranks), strict=True))
         for layer in ranks[0]
     }
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(Heat(counts).to_json())
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(target)
+        write_file(target, Heat(counts).to_json().encode())
     except OSError as error:
         raise ServeError(f"cannot write {target}: {error.strerror}") from error

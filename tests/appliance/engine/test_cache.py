@@ -1,5 +1,6 @@
 """The cache carries out the policy: whatever moves, every table names bytes that are right."""
 
+import ctypes
 import random
 
 import pytest
@@ -12,10 +13,11 @@ from appliance.checkpoint.safetensors import read_bytes  # noqa: E402
 from appliance.checkpoint.synth import SynthSpec, synthesize  # noqa: E402
 from appliance.engine.addresses import AddressBook  # noqa: E402
 from appliance.engine.arena import Arena  # noqa: E402
-from appliance.engine.cache import LAG_STEPS, LAND_STEPS, SlotCache, open_cache  # noqa: E402
+from appliance.engine.cache import LAG_STEPS, SlotCache, open_cache  # noqa: E402
 from appliance.engine.counters import Counters  # noqa: E402
 from appliance.plan.model import CacheRules, Plan  # noqa: E402
 from appliance.plan.planner import plan  # noqa: E402
+from appliance.plan.policy import Promotion  # noqa: E402
 from appliance.plan.request import Policy  # noqa: E402
 from preflight import inspect  # noqa: E402
 from preflight.source import Live  # noqa: E402
@@ -83,7 +85,18 @@ class Rank:
             on_host = (at >= host.address) & (at < host.address + host.size_bytes)
             chosen = torch.tensor([self.book.rows[layer].index(e) for e in experts])
             self.counters.record(layer, chosen, on_host.long() * self.arena.block_bytes(layer))
+            self.store(layer, set(experts))
         self.cache.after_step(rows)
+
+    def store(self, layer: int, touched: set[int]) -> None:
+        """As ops.experts does with `fill`: what is read is kept, once, and said to be kept."""
+        fill = self.counters.fill_of(layer)
+        for row, expert in enumerate(self.book.rows[layer]):
+            to = int(fill[row])
+            if expert in touched and to > 0:
+                source = int(self.book.table(layer)[row, 0, 0])
+                ctypes.memmove(to, source, self.arena.block_bytes(layer))
+                fill[row] = -to
 
     def wrong(self) -> list[tuple[int, int]]:
         """Experts whose table names bytes that are not theirs."""
@@ -103,11 +116,32 @@ def test_a_hot_expert_takes_a_slot_and_is_read_there(checkpoint: Checkpoint, mad
     hot = min(layer.host_experts - layer.slot_experts)
     home = rank.arena.blocks[layer.layer, hot].address
     place = rank.book.trellises(layer.layer, hot)[0]
-    for _ in range(1 + LAG_STEPS + LAND_STEPS):
+    # Counted in the first step and asked for LAG later, stored then and seen LAG later again.
+    for _ in range(1 + 2 * LAG_STEPS):
         assert int(rank.book.numbers[place]) == home
         rank.step({layer.layer: [hot]})
     assert int(rank.book.numbers[place]) in rank.arena.slots[layer.layer]
     assert rank.cache.tally.promotions == 1
+    assert not rank.wrong()
+
+
+def test_a_newcomer_that_is_called_back_before_it_was_read_leaves_its_slot_to_the_next(
+    checkpoint: Checkpoint, made: Plan
+) -> None:
+    rank = Rank(checkpoint, made, EAGER.model_copy(update={"pooled": False}))
+    layer = rank.arena.plan.layers[0]
+    first, second = sorted(layer.host_experts - layer.slot_experts)[:2]
+    rank.step({layer.layer: [first]})
+    while not rank.cache._coming:
+        rank.step({})
+    slot = rank.cache._coming[layer.layer, first].slot
+    rank.cache._waiting.append(Promotion(layer.layer, second, layer.layer, first))
+    rank.step({})
+    assert (layer.layer, first) not in rank.cache._coming
+    assert rank.cache._coming[layer.layer, second].slot == slot
+    for _ in range(2 + LAG_STEPS):
+        rank.step({layer.layer: [first, second]})
+    assert rank.arena.held[layer.layer, second] == slot
     assert not rank.wrong()
 
 
@@ -126,7 +160,7 @@ def test_picks_are_told_apart_by_where_they_were_read(checkpoint: Checkpoint, ma
     assert tally.promotions == 0
 
 
-@pytest.mark.parametrize(("pooled", "steps"), [(True, 10_000), (False, 1_000)])
+@pytest.mark.parametrize(("pooled", "steps"), [(True, 2_000), (False, 500)])
 def test_thousands_of_steps_of_changing_traffic_leave_every_byte_right(
     checkpoint: Checkpoint, made: Plan, pooled: bool, steps: int
 ) -> None:
@@ -148,7 +182,7 @@ def test_thousands_of_steps_of_changing_traffic_leave_every_byte_right(
         assert rank.arena.read(layer, expert, 0, at) == blocks[key], f"step {step}"
         if step % 500 == 0:
             assert not rank.wrong(), f"step {step}"
-    assert rank.cache.tally.promotions > steps / 10
+    assert rank.cache.tally.promotions > steps / 20
     held = rank.arena.held
     assert len(set(held.values())) == len(held) <= SLOTS * len(rank.book.rows)
 
@@ -175,7 +209,6 @@ def test_what_was_learned_fills_the_slots_of_the_next_start(
     hot = sorted(layer.host_experts)[-2:]
     for _ in range(60):
         rank.step({layer.layer: hot})
-    rank.cache.settle()
     again = Rank(checkpoint, made, learned=rank.cache.policy.recent())
     assert {(layer.layer, e) for e in hot} <= set(again.arena.held)
     assert not again.wrong()
