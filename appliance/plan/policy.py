@@ -8,7 +8,7 @@ more than chance. Counts halve every `half_life_rows` routed rows, so the slots 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from appliance.plan.model import CacheRules
@@ -81,13 +81,29 @@ class Cache:
 
     def observe(self, layer: int, experts: Iterable[int]) -> None:
         """Count the experts that one row of this step picked in one layer."""
+        self.count(layer, ((expert, 1) for expert in experts))
+
+    def count(self, layer: int, picked: Iterable[tuple[int, int]]) -> None:
+        """Count what all rows of this step picked in one layer: (expert, picks) pairs."""
         mine, weight = self._by_layer[layer], self._weight
         picks, cold = mine.picks, mine.cold
-        for expert in experts:
-            picks[expert] += weight
-            self._picks += weight
+        for expert, times in picked:
+            seen = times * weight
+            picks[expert] += seen
+            self._picks += seen
             if expert in cold:
-                self._cold_picks += weight
+                self._cold_picks += seen
+
+    def recent(self) -> dict[int, list[float]]:
+        """Picks of each expert of each layer, halved every `half_life_rows`: what was learned."""
+        return {la.layer: [count / self._weight for count in la.picks] for la in self.layers}
+
+    def recall(self, learned: Mapping[int, Sequence[float]]) -> None:
+        """Begin with what an earlier run learned (`recent`); layers it does not know stay as is."""
+        for layer, counts in learned.items():
+            mine = self._by_layer.get(layer)
+            if mine is not None and len(counts) == mine.experts:
+                mine.picks = [count * self._weight for count in counts]
 
     def step(self, rows: int) -> list[Promotion]:
         """Close a step of `rows` rows: the promotions to carry out before the next one.
