@@ -14,6 +14,7 @@ import typer
 from appliance import render
 from appliance.cli import options
 from appliance.cli.watch import watched
+from appliance.plan.request import Policy
 from appliance.settings import Settings, inherited_environment, read_settings
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ HostName = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(up)
+    app.command()(options.takes_policy(up))
     app.command()(status)
     app.command()(logs)
     app.command()(down)
@@ -73,11 +74,8 @@ def up(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the engine's exact command; start nothing.")
     ] = False,
-    tensor_parallel: options.TensorParallel = None,
-    expert_parallel: options.ExpertParallel = False,
-    streams: options.Streams = None,
-    context: options.Context = None,
-    host_share: options.HostShare = None,
+    *,
+    policy: Policy,
     heat: options.HeatFiles = None,
     ignore: options.Ignore = None,
 ) -> int:
@@ -88,13 +86,6 @@ def up(
     from appliance.serve.prepare import Request, prepare
 
     settings = read_settings()
-    policy = options.policy(
-        tensor_parallel=tensor_parallel,
-        expert_parallel=expert_parallel,
-        streams=streams,
-        context_tokens=context,
-        host_share=host_share,
-    )
     ignored = tuple(ignore or ())
     request = Request(model, plan, policy, options.heat(heat), dry_run, ignored)
     wishes = wishes_of(settings, host=host, port=port, name=name)

@@ -135,6 +135,7 @@ def _argv(
         *("--max-num-seqs", str(plan.serving.streams)),
         *("--max-num-batched-tokens", str(_batched_tokens(plan))),
         *("--kv-cache-memory-bytes", str(plan.serving.kv_cache_bytes)),
+        *("--kv-cache-dtype", "fp8") * (plan.serving.kv_cache_dtype == "fp8"),
         *("--tensor-parallel-size", str(plan.tensor_parallel)),
         *("--enable-expert-parallel",) * plan.expert_parallel,
         *_device_arguments(plan),
