@@ -62,6 +62,10 @@ class Settings(BaseModel):
     device: Literal["cuda", "cpu"] | None = Field(
         None, description="refuse to serve on anything else; default: what the plan says"
     )
+    exl3_owner: str = Field(
+        "appliance",
+        description="the vLLM plugin that owns the method exl3; no other than ours obeys a plan",
+    )
     deployment: Literal["local", "docker", "kubernetes"] = Field(
         "local", description="what preflight's remedies are worded for"
     )
@@ -83,6 +87,9 @@ class Settings(BaseModel):
     )
     release: str | None = Field(None, description="the release in this image; set by the image")
     image_digest: str | None = Field(None, description="the image's digest, where known")
+    record: str | None = Field(
+        None, description="which deployment this container was started as; set by `upgrade`"
+    )
     gateway_keys: Path | None = Field(
         None, description="file of API keys, one a line; default: made in the state directory"
     )

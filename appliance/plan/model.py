@@ -26,9 +26,9 @@ SCHEMA_VERSION: Literal[1] = 1
 BLOCK_ALIGNMENT_BYTES = 4096
 Home = Literal["device", "host"]
 # The ledger lines that the engine's pools must equal, to the byte.
-EXPERTS_IN: dict[Home, str] = {
-    "device": "routed experts, resident",
-    "host": "routed experts, on host",
+EXPERTS_IN: dict[Home, tuple[str, ...]] = {
+    "device": ("routed experts, resident", "cache slots"),
+    "host": ("routed experts, on host",),
 }
 
 

@@ -52,6 +52,10 @@ class Files:
     def rates(self) -> Path:
         return self.folder / "rates.json"
 
+    def learned(self, checkpoint_digest: str) -> Path:
+        """Recent picks of the experts of one checkpoint, as the engine's slots weigh them."""
+        return self.folder / f"learned-{checkpoint_digest[:12]}.json"
+
     @property
     def control_key(self) -> Path:
         return self.folder / "control-key"
