@@ -44,6 +44,9 @@ class Settings(BaseModel):
     weights_public_key: Path | None = Field(
         None, description="file of minisign public keys; then unsigned weights are refused"
     )
+    weights_arena: Path | None = Field(
+        None, description="folder that `weights repack` wrote; host experts are read there in place"
+    )
     model: Path | None = Field(None, description="folder of the checkpoint to serve")
     plan: Path | None = Field(None, description="serve this plan.json instead of making one")
     served_name: str | None = Field(None, description="name of the model in the API")

@@ -61,6 +61,7 @@ def wishes_of(
         max_body_bytes=settings.gateway_max_body_bytes,
         max_header_bytes=settings.gateway_max_header_bytes,
         exl3_owner=settings.exl3_owner,
+        arena=settings.weights_arena,
     )
 
 

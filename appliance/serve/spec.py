@@ -53,6 +53,7 @@ class Wishes:
     max_body_bytes: int = 64 << 20
     max_header_bytes: int = 32 << 10
     exl3_owner: str = OURS
+    arena: Path | None = None  # a folder that `weights repack` wrote: host experts stay in it
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,8 @@ def _argv(
     }
     if learned is not None:
         ours["appliance"]["learned"] = str(learned)
+    if wishes.arena is not None:
+        ours["appliance"]["arena"] = str(wishes.arena.absolute())
     argv = [
         wishes.engine_python,
         # Without -P a folder of the working directory could shadow a package.
