@@ -41,6 +41,9 @@ class Settings(BaseModel):
     weights_token_file: Path | None = Field(
         None, description="file with the token that a mirror or `weights serve` asks for"
     )
+    weights_public_key: Path | None = Field(
+        None, description="file of minisign public keys; then unsigned weights are refused"
+    )
     model: Path | None = Field(None, description="folder of the checkpoint to serve")
     plan: Path | None = Field(None, description="serve this plan.json instead of making one")
     served_name: str | None = Field(None, description="name of the model in the API")

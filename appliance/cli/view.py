@@ -55,7 +55,7 @@ def home_rows(engine: Any) -> list[Row]:
         for home, held in rank["homes"].items():
             rows.append((f"{name}, {home}", f"{held['experts']:,} experts, {size(held['bytes'])}"))
         picks, read = rank["picks"], size(rank["host_bytes_read"])
-        total = picks["device"] + picks["host"]
+        total = sum(picks.values())
         share = (
             f"{picks['host'] / total:.1%} of {total:,} picks were there" if total else "no picks"
         )

@@ -45,6 +45,7 @@ __all__ = [
     "claim_method",
     "init_logger",
     "owner_of",
+    "platform_worker",
     "register_op",
     "require_owner",
     "set_weight_attrs",  # gives a placeholder its weight_loader
@@ -83,6 +84,19 @@ def claim_method(name: str, config: type[Any]) -> None:
             f"the quantisation method {name!r} is already owned by {owner.__module__}; "
             "uninstall that package or leave it out of VLLM_PLUGINS"
         )
+
+
+def platform_worker() -> type[Any]:
+    """vLLM's worker of this machine, which --worker-cls would otherwise choose by itself."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        from vllm.v1.worker.cpu_worker import CPUWorker
+
+        return CPUWorker
+    from vllm.v1.worker.gpu_worker import Worker
+
+    return Worker
 
 
 def owner_of(name: str) -> str:

@@ -68,6 +68,7 @@ class ServeSpec:
     served_name: str
     plan_path: Path
     plan_digest: str
+    learned: Path | None  # what the slots learned, kept from one run to the next
     load_seconds: float
     start_limit_seconds: float
     drain_seconds: float
@@ -97,8 +98,9 @@ def spec(plan: Plan, model: Path, plan_path: Path, wishes: Wishes, files: Files)
     model, plan_path = model.absolute(), plan_path.absolute()
     name = wishes.served_name or model.name
     load_seconds = _load_seconds(plan)
+    learned = None if plan.cache is None else files.learned(plan.made_from.checkpoint)
     return ServeSpec(
-        argv=_argv(plan, wishes, model=model, plan_path=plan_path, name=name),
+        argv=_argv(plan, wishes, model=model, plan_path=plan_path, name=name, learned=learned),
         environment=_environment(plan, wishes, files),
         files=files,
         host=wishes.host,
@@ -107,6 +109,7 @@ def spec(plan: Plan, model: Path, plan_path: Path, wishes: Wishes, files: Files)
         served_name=name,
         plan_path=plan_path,
         plan_digest=plan.digest,
+        learned=learned,
         load_seconds=load_seconds,
         start_limit_seconds=wishes.start_limit_seconds or _start_limit_seconds(plan),
         drain_seconds=wishes.drain_seconds,
@@ -115,9 +118,13 @@ def spec(plan: Plan, model: Path, plan_path: Path, wishes: Wishes, files: Files)
 
 
 def _argv(
-    plan: Plan, wishes: Wishes, *, model: Path, plan_path: Path, name: str
+    plan: Plan, wishes: Wishes, *, model: Path, plan_path: Path, name: str, learned: Path | None
 ) -> tuple[str, ...]:
-    ours = {"appliance": {"plan": str(plan_path), "checkpoint": str(model)}}
+    ours: dict[str, dict[str, str]] = {
+        "appliance": {"plan": str(plan_path), "checkpoint": str(model)}
+    }
+    if learned is not None:
+        ours["appliance"]["learned"] = str(learned)
     argv = [
         wishes.engine_python,
         # Without -P a folder of the working directory could shadow a package.
@@ -132,7 +139,7 @@ def _argv(
         *("--enable-expert-parallel",) * plan.expert_parallel,
         *_device_arguments(plan),
         *("--additional-config", json.dumps(ours)),
-        *("--worker-extension-cls", "appliance.engine.worker.WorkerExtension"),
+        *("--worker-cls", "appliance.engine.worker.Worker"),
         *("--middleware", "appliance.gateway.Gateway"),
         # One API process: the gateway's admission and its count of requests live in it.
         *("--api-server-count", "1"),

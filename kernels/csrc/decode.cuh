@@ -14,16 +14,18 @@
 #pragma once
 #include <cuda_runtime.h>
 
-#include "control.h"
 #include "experts.h"
-#include "rotate.cuh"
-#include "route.cuh"
 #include "stream.cuh"
+#include "sums.cuh"
+#include "units.cuh"
 
 namespace exl3 {
 
-constexpr int kWarps = kThreads / 32;
-constexpr int kPad = 132;  // floats from row to row of 128: 8 columns by 4 rows hit 32 banks
+__device__ __forceinline__ void wait_for_earlier_kernels() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 static __device__ void rotate_one(const ExpertsDecode& c, int pick, int projection, int block) {
     const int64_t id = id_at(c, pick);
@@ -43,6 +45,8 @@ static __device__ void rotate_one(const ExpertsDecode& c, int pick, int projecti
 }
 
 static __global__ void __launch_bounds__(kThreads) rotate_inputs(const ExpertsDecode c) {
+    // In this order: the main kernel must not start before what came before this one has ended.
+    wait_for_earlier_kernels();
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
@@ -54,131 +58,12 @@ static __global__ void __launch_bounds__(kThreads) rotate_inputs(const ExpertsDe
     }
 }
 
-struct Unit {
-    bool down;
-    int entry, block, part;  // block of 128 columns, part of k
-};
-
-// Takes the next unit of this block's queue, or of the other; false when both are empty.
-__device__ inline bool take(const ExpertsDecode& c, const Routing& r, bool host_first, Unit& unit, int* ticket) {
-    const int units_a = c.intermediate / 128 * c.split_a, units_b = c.hidden / 128 * c.split_b;
-    for (int attempt = 0; attempt < 2; ++attempt) {
-        const bool host = host_first == (attempt == 0);
-        const int first = host ? 0 : r.host_entries;
-        const int entries = (host ? r.host_entries : r.entries) - first;
-        if (entries == 0 || (host && static_cast<int>(blockIdx.x) >= c.host_blocks)) continue;
-        __syncthreads();
-        if (threadIdx.x == 0)
-            *ticket = atomicAdd(c.control + (host ? Control::kTicketHost : Control::kTicketDevice), 1);
-        __syncthreads();
-        int at = *ticket;
-        if (at >= entries * (units_a + units_b)) continue;
-        unit.down = at >= entries * units_a;
-        if (unit.down) at -= entries * units_a;
-        const int per_entry = unit.down ? units_b : units_a, split = unit.down ? c.split_b : c.split_a;
-        unit.entry = first + at / per_entry;
-        unit.block = at % per_entry / split;
-        unit.part = at % per_entry % split;
-        return true;
-    }
-    return false;
-}
-
-// True in the block whose arrival at *counter is the `expected`-th: then everything written before
-// the others' arrivals can be read. Called by all threads.
-__device__ inline bool last_to_arrive(int32_t* counter, int expected, int* shared) {
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) *shared = atomicAdd(counter, 1);
-    __syncthreads();
-    const bool last = *shared == expected - 1;
-    __threadfence();
-    return last;
-}
-
-// The four columns of this lane in a row, the parts of k added in order: first this block's warps'.
-template <int PARTS>
-__device__ __forceinline__ void add_warps(const float* buffer, int stride, float (&v)[4]) {
-    v[0] = v[1] = v[2] = v[3] = 0.0f;
-#pragma unroll
-    for (int part = 0; part < PARTS; ++part) {
-        const float4 f = *reinterpret_cast<const float4*>(buffer + part * stride + 4 * (threadIdx.x & 31));
-        v[0] += f.x, v[1] += f.y, v[2] += f.z, v[3] += f.w;
-    }
-}
-
-__device__ __forceinline__ void add_parts(const float* from, int parts, int stride, float (&v)[4]) {
-    v[0] = v[1] = v[2] = v[3] = 0.0f;
-    for (int part = 0; part < parts; ++part) {
-        const float4 f = __ldcg(reinterpret_cast<const float4*>(from + part * stride) + (threadIdx.x & 31));
-        v[0] += f.x, v[1] += f.y, v[2] += f.z, v[3] += f.w;
-    }
-}
-
-__device__ __forceinline__ void put(float* to, const float (&v)[4]) {
-    __stcg(reinterpret_cast<float4*>(to) + (threadIdx.x & 31), make_float4(v[0], v[1], v[2], v[3]));
-}
-
-// gate and up of a row's 128 columns, still rotated -> the row of down's inputs.
-__device__ inline void activate(
-    const ExpertsDecode& c, int64_t expert, int pick, int block, float (&gate)[4], float (&up)[4]) {
-    const int64_t* row = c.table + 9 * expert;
-    const int at = 128 * block + 4 * (threadIdx.x & 31);
-    float g[4], u[4], s[4];
-    load4(reinterpret_cast<const __half*>(row[2]) + at, g);
-    load4(reinterpret_cast<const __half*>(row[5]) + at, u);
-    load4(reinterpret_cast<const __half*>(row[7]) + at, s);
-    swiglu(gate, up, g, u, s, c.swiglu_limit);
-    store_fragments(static_cast<__half*>(c.act) + static_cast<int64_t>(pick) * c.intermediate, block, s);
-}
-
-__device__ inline void weigh(const ExpertsDecode& c, int64_t expert, int pick, int block, float (&v)[4]) {
-    const int at = 128 * block + 4 * (threadIdx.x & 31);
-    float s[4];
-    load4(reinterpret_cast<const __half*>(c.table[9 * expert + 8]) + at, s);
-    hadamard(v);
-    const float scale = kInverseSqrt128 * (c.weight_on_input ? 1.0f : c.weights[pick]);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] *= s[i] * scale;
-    put(c.y + static_cast<int64_t>(pick) * c.hidden + 128 * block, v);
-}
-
-// The sum over every token's picks of 128 columns, experts ascending, then slots ascending.
-__device__ inline void combine(const ExpertsDecode& c, const Routing& r, int block) {
-    const int lane = threadIdx.x & 31;
-    for (int token = threadIdx.x >> 5; token < c.tokens; token += kWarps) {
-        const int base = token * c.top_k;
-        const int64_t mine = lane < c.top_k ? id_at(c, base + lane) : INT64_MAX;
-        const bool added = lane < c.top_k && r.rank[base + lane] != kNobody;
-        int place = 0;
-        for (int slot = 0; slot < c.top_k; ++slot) {
-            const int64_t other = __shfl_sync(0xFFFFFFFFu, mine, slot);
-            place += other < mine || (other == mine && slot < lane);
-        }
-        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        for (int i = 0; i < c.top_k; ++i) {
-            const uint32_t who = __ballot_sync(0xFFFFFFFFu, added && place == i);
-            if (who == 0) continue;
-            const int pick = base + __ffs(who) - 1;
-            float v[4];
-            if (r.rank[pick] == kNotHere) {
-                v[0] = v[1] = v[2] = v[3] = __int_as_float(0x7FC00000);  // never silently wrong
-            } else {
-                add_parts(c.y + static_cast<int64_t>(pick) * c.hidden + 128 * block, 1, 0, v);
-            }
-#pragma unroll
-            for (int j = 0; j < 4; ++j) sum[j] += v[j];
-        }
-        store4(c.out, static_cast<int64_t>(token) * c.hidden + 128 * block + 4 * lane, c.dtype, sum);
-    }
-}
-
-template <int CODEBOOK, int GROUPS, int TILES, typename Ready>
+template <int CODEBOOK, int GROUPS, int TILES, bool AHEAD, typename Ready, typename Next>
 __device__ __forceinline__ void walk_bits(
-    int bits8, const Walk& w, char* ring, float (&acc)[TILES][GROUPS][4], const Ready& ready) {
+    int bits8, const Walk& w, Ring& ring, float (&acc)[TILES][GROUPS][4], const Ready& ready, const Next& next) {
     switch (bits8) {
 #define EXL3_CASE(B) \
-    case B: walk<B, CODEBOOK, GROUPS, TILES>(w, ring, acc, ready); break;
+    case B: walk<B, CODEBOOK, GROUPS, TILES, AHEAD>(w, ring, acc, ready, next); break;
         EXL3_CASE(8) EXL3_CASE(16) EXL3_CASE(24) EXL3_CASE(32)
         EXL3_CASE(40) EXL3_CASE(48) EXL3_CASE(56) EXL3_CASE(64)
         default:
@@ -189,6 +74,22 @@ __device__ __forceinline__ void walk_bits(
     }
 }
 
+// Blocks of an entry's rows of down's inputs that are done.
+__device__ __forceinline__ int acts_done(const ExpertsDecode& c, int entry) {
+    int seen;
+    const int32_t* flag = c.control + Control::kAct + entry;
+    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+    return seen;
+}
+
+// What a block has beside its rings and result.
+struct Shared {
+    Routing routing;
+    int claimed;  // the block's next ticket, see `claim`
+    int arrived;  // see `last_to_arrive`
+    Walk next[kWarps];
+};
+
 template <int CODEBOOK, int GROUPS>
 struct Layer {
     // A warp has TILES columns of 16; kAcross warps make 128 columns, the others are parts of k.
@@ -198,56 +99,94 @@ struct Layer {
     static constexpr int kRows = 8 * GROUPS;
     static constexpr int kStride = kRows * kPad;  // floats of one 128-column result of the rows
     static constexpr int kResultBytes = kPartsB * kStride * 4;  // = 2 * kPartsA * kStride * 4
-    static constexpr int kRingsBytes = kWarps * kRingBytes;
-    static constexpr int kSharedBytes = kResultBytes > kRingsBytes ? kResultBytes : kRingsBytes;
+    // Few rows: the result has its own memory, so that the next unit's weights can come meanwhile.
+    static constexpr bool kAhead = GROUPS == 1;
+    static constexpr int shared_bytes(int ring_bytes) {
+        const int rings = kWarps * ring_bytes;
+        return kAhead ? rings + kResultBytes : kResultBytes > rings ? kResultBytes : rings;
+    }
 
-    static __device__ __forceinline__ void run(const ExpertsDecode& c, const Routing& r, const Unit& unit,
-                                               char* memory, int* shared) {
+    static __device__ __forceinline__ int projection_of(const Unit& unit, int warp) {
+        return unit.down ? 2 : warp / (kWarps / 2);
+    }
+
+    // This warp's part of a unit.
+    static __device__ __forceinline__ Walk walk_of(
+        const ExpertsDecode& c, const Routing& r, const Unit& unit, int warp) {
+        const int picks = c.tokens * c.top_k, expert = r.entry_expert[unit.entry];
+        const int projection = projection_of(unit, warp);
+        const int sub = unit.down ? warp : warp % (kWarps / 2);
+        const int part = unit.part * (unit.down ? kPartsB : kPartsA) + sub / kAcross;
+        const int parts = unit.down ? c.split_b * kPartsB : c.split_a * kPartsA;
+        const int inputs = unit.down ? c.intermediate : c.hidden;
+        const int outputs = unit.down ? c.hidden : c.intermediate;
+        const int first = inputs / 16 * part / parts;
+        const int bits8 = c.bits8[projection];
+        Walk w;
+        w.tiles = inputs / 16 * (part + 1) / parts - first;
+        w.step_bytes = static_cast<int64_t>(outputs / 16) * 4 * bits8;
+        const int64_t skip = first * w.step_bytes + (8 * unit.block + kTiles * (sub % kAcross)) * 4 * bits8;
+        w.weights = reinterpret_cast<const char*>(c.table[9 * expert + 3 * projection]) + skip;
+        const bool first_entry = unit.entry == 0 || r.entry_expert[unit.entry - 1] != expert;
+        const int64_t to = c.fill != nullptr && first_entry ? c.fill[expert] : 0;
+        w.copy = nullptr;
+        if (to > 0) {
+            const int before = projection == 0 ? 0 : projection == 1 ? c.bits8[0] : c.bits8[0] + c.bits8[1];
+            w.copy = reinterpret_cast<char*>(to) + static_cast<int64_t>(c.hidden) * c.intermediate / 64 * before + skip;
+        }
+        w.pick_bytes = 2 * static_cast<int64_t>(inputs);
+        w.inputs = unit.down ? static_cast<const char*>(c.act)
+                             : static_cast<const char*>(c.rotated) + projection * picks * w.pick_bytes;
+        w.inputs += 32 * first;
+        w.order = r.order + r.entry_start[unit.entry];
+        w.rows = r.entry_rows[unit.entry];
+        return w;
+    }
+
+    // Does the unit and returns the block's next ticket.
+    static __device__ __forceinline__ int run(
+        const ExpertsDecode& c, Shared& s, const Unit& unit, char* memory, Ring& ring) {
+        const Routing& r = s.routing;
         const Control at(c.tokens * c.top_k, c.hidden, c.intermediate);
         const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-        const int picks = c.tokens * c.top_k;
-        const int expert = r.entry_expert[unit.entry], rows = r.entry_rows[unit.entry];
-        const uint16_t* order = r.order + r.entry_start[unit.entry];
+        const int blocks = c.intermediate / 128;
+        int ticket = kNoUnit;
         float acc[kTiles][GROUPS][4] = {};
         {
-            const int projection = unit.down ? 2 : warp / (kWarps / 2);
-            const int sub = unit.down ? warp : warp % (kWarps / 2);
-            const int part = unit.part * (unit.down ? kPartsB : kPartsA) + sub / kAcross;
-            const int parts = unit.down ? c.split_b * kPartsB : c.split_a * kPartsA;
-            const int inputs = unit.down ? c.intermediate : c.hidden;
-            const int outputs = unit.down ? c.hidden : c.intermediate;
-            const int first = inputs / 16 * part / parts;
-            const int bits8 = c.bits8[projection];
-            Walk w;
-            w.tiles = inputs / 16 * (part + 1) / parts - first;
-            w.step_bytes = static_cast<int64_t>(outputs / 16) * 4 * bits8;
-            w.weights = reinterpret_cast<const char*>(c.table[9 * expert + 3 * projection]) +
-                        first * w.step_bytes + (8 * unit.block + kTiles * (sub % kAcross)) * 4 * bits8;
-            w.pick_bytes = 2 * static_cast<int64_t>(inputs);
-            w.inputs = unit.down ? static_cast<const char*>(c.act)
-                                 : static_cast<const char*>(c.rotated) + projection * picks * w.pick_bytes;
-            w.inputs += 32 * first;
-            w.order = order;
-            w.rows = rows;
             const auto ready = [&] {
                 if (!unit.down) {
-#if __CUDA_ARCH__ >= 900
-                    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+                    wait_for_earlier_kernels();
                 } else {
-                    const int32_t* flag = c.control + Control::kAct + unit.entry;
-                    int seen = 0;
-                    for (int tries = 0; seen < c.intermediate / 128; ++tries) {
-                        asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+                    for (int tries = 0; acts_done(c, unit.entry) < blocks; ++tries)
                         if (tries == 1 << 25) __trap();  // many seconds: an error, not a hang
-                    }
                     __syncwarp();
                 }
             };
-            walk_bits<CODEBOOK, GROUPS, kTiles>(bits8, w, memory + warp * kRingBytes, acc, ready);
+            const auto next = [&](int bits8, const Walk** walk) {
+                ticket = claim(c, r, &s.claimed);
+                if (ticket == kNoUnit) return kNothing;
+                const Unit following = unit_of(c, r, ticket);
+                __syncwarp();
+                if (lane == 0) s.next[warp] = walk_of(c, r, following, warp);
+                __syncwarp();
+                *walk = &s.next[warp];
+                if (c.bits8[projection_of(following, warp)] != bits8) return kNothing;
+                if (following.down) return acts_done(c, following.entry) < blocks ? kWeights : kWeightsAndInputs;
+                wait_for_earlier_kernels();
+                return kWeightsAndInputs;
+            };
+            Walk w;
+            if (kAhead && ring.ahead != kNothing) {
+                w = s.next[warp];
+            } else {
+                w = walk_of(c, r, unit, warp);
+            }
+            walk_bits<CODEBOOK, GROUPS, kTiles, kAhead>(
+                c.bits8[projection_of(unit, warp)], w, ring, acc, ready, next);
         }
-        __syncthreads();  // the rings become the result
-        auto* result = reinterpret_cast<float*>(memory);
+        __syncthreads();  // nobody reads the last result any more; without kAhead the rings become this one
+        if (threadIdx.x == 0) atomicExch(&s.claimed, kUnclaimed);
+        auto* result = reinterpret_cast<float*>(kAhead ? memory + kWarps * kRingBytes : memory);
         {
             const int sub = unit.down ? warp : warp % (kWarps / 2);
             const int base = unit.down ? 0 : warp / (kWarps / 2) * kPartsA;
@@ -262,11 +201,18 @@ struct Layer {
                             acc[t][g][i];
         }
         __syncthreads();
+        const int expert = r.entry_expert[unit.entry], rows = r.entry_rows[unit.entry];
+        const uint16_t* order = r.order + r.entry_start[unit.entry];
         if (unit.down) {
-            finish_down(c, r, unit, at, result, order, expert, rows, shared);
+            finish_down(c, r, unit, at, result, order, expert, rows, &s.arrived);
         } else {
-            finish_gate_up(c, unit, at, result, order, expert, rows, shared);
+            finish_gate_up(c, unit, at, result, order, expert, rows, &s.arrived);
         }
+        if constexpr (!kAhead) {
+            ticket = claim(c, r, &s.claimed);
+            __syncthreads();  // the result becomes the rings
+        }
+        return ticket;
     }
 
     static __device__ __forceinline__ void finish_gate_up(
@@ -329,58 +275,76 @@ struct Layer {
     }
 };
 
+// An expert that was stored: its address becomes negative, so that no later call stores it again.
+__device__ inline void mark_filled(const ExpertsDecode& c, const Routing& r, int entry) {
+    const int expert = r.entry_expert[entry];
+    if (entry > 0 && r.entry_expert[entry - 1] == expert) return;
+    if (c.fill[expert] > 0) c.fill[expert] = -c.fill[expert];
+}
+
 template <int CODEBOOK, int GROUPS>
 __global__ void __launch_bounds__(kThreads, 2) routed_layer(const ExpertsDecode c) {
     extern __shared__ __align__(128) char memory[];
-    __shared__ Routing r;
-    __shared__ int shared;
-    route(c, r);
+    __shared__ Shared s;
+    const Routing& r = s.routing;
+    if (threadIdx.x == 0) s.claimed = kUnclaimed;
+    route(c, s.routing);
     if (blockIdx.x == 0 && threadIdx.x == 0 && c.reads != nullptr) {
         const int64_t weights = static_cast<int64_t>(c.hidden) * c.intermediate / 64;
         const int64_t bytes = weights * (c.bits8[0] + c.bits8[1] + c.bits8[2]);
         atomicAdd(reinterpret_cast<unsigned long long*>(c.reads), bytes * r.host_entries);
         if (r.not_here) atomicAdd(reinterpret_cast<unsigned long long*>(c.reads) + 1, 1ull * r.not_here);
     }
-    Unit unit;
-    while (take(c, r, static_cast<int>(blockIdx.x) < c.link_blocks, unit, &shared))
-        Layer<CODEBOOK, GROUPS>::run(c, r, unit, memory, &shared);
+    Ring ring{memory + (threadIdx.x >> 5) * kRingBytes, 0, kNothing};
+    int ticket = claim(c, r, &s.claimed);
+    __syncthreads();
+    if (threadIdx.x == 0) s.claimed = kUnclaimed;
+    __syncthreads();
+    while (ticket != kNoUnit)
+        ticket = Layer<CODEBOOK, GROUPS>::run(c, s, unit_of(c, r, ticket), memory, ring);
     if (r.entries == 0)  // nothing to add: nobody will combine
         for (int block = blockIdx.x; block < c.hidden / 128; block += gridDim.x) combine(c, r, block);
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+    wait_for_earlier_kernels();
     // The last block to leave puts control back to zero for the next call.
     const Control at(c.tokens * c.top_k, c.hidden, c.intermediate);
-    if (!last_to_arrive(c.control + Control::kExited, gridDim.x, &shared)) return;
+    if (!last_to_arrive(c.control + Control::kExited, gridDim.x, &s.arrived)) return;
     const int entries = r.entries;
+    if (c.fill != nullptr)
+        for (int i = threadIdx.x; i < entries; i += kThreads) mark_filled(c, r, i);
     for (int i = threadIdx.x; i < Control::kAct + entries; i += kThreads) c.control[i] = 0;
     for (int i = threadIdx.x; i < entries * (c.intermediate / 128); i += kThreads) c.control[at.a + i] = 0;
     for (int i = threadIdx.x; i < entries * (c.hidden / 128); i += kThreads) c.control[at.b + i] = 0;
     for (int i = threadIdx.x; i < c.hidden / 128; i += kThreads) c.control[at.done + i] = 0;
 }
 
-template <int CODEBOOK, int GROUPS>
-int launch(const ExpertsDecode& c, cudaStream_t stream) {
-    using L = Layer<CODEBOOK, GROUPS>;
-    const int picks = c.tokens * c.top_k;
-    const dim3 grid((c.hidden / 128 + kWarps - 1) / kWarps, picks, 2);
-    rotate_inputs<<<grid, kThreads, 0, stream>>>(c);
-    if (const cudaError_t e = cudaGetLastError()) return e;
-    const auto kernel = routed_layer<CODEBOOK, GROUPS>;
-    if (const cudaError_t e = cudaFuncSetAttribute(
-            kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kSharedBytes))
-        return e;
+// Starts while the kernel before it runs: it waits for that itself, where it must.
+template <typename Kernel>
+int launch_early(
+    Kernel kernel, dim3 grid, int shared_bytes, const ExpertsDecode& c, cudaStream_t stream) {
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(c.blocks);
+    config.gridDim = grid;
     config.blockDim = dim3(kThreads);
-    config.dynamicSmemBytes = L::kSharedBytes;
+    config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     config.attrs = &early;
     config.numAttrs = c.overlap ? 1 : 0;
     return cudaLaunchKernelEx(&config, kernel, c);
+}
+
+template <int CODEBOOK, int GROUPS>
+int launch(const ExpertsDecode& c, cudaStream_t stream) {
+    const int picks = c.tokens * c.top_k;
+    const dim3 grid((c.hidden / 128 + kWarps - 1) / kWarps, picks, 2);
+    if (const int e = launch_early(rotate_inputs, grid, 0, c, stream)) return e;
+    const auto kernel = routed_layer<CODEBOOK, GROUPS>;
+    const int bytes = Layer<CODEBOOK, GROUPS>::shared_bytes(c.ring_bytes);
+    if (const cudaError_t e =
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
+        return e;
+    return launch_early(kernel, dim3(c.blocks), bytes, c, stream);
 }
 
 template <int CODEBOOK>

@@ -8,7 +8,7 @@ extern "C" {
 #endif
 
 // Changes whenever a struct or a function here does; expert_kernels.cuda checks it at load.
-#define EXPERTS_ABI 5
+#define EXPERTS_ABI 6
 
 enum { EXPERTS_FLOAT32 = 0, EXPERTS_FLOAT16 = 1, EXPERTS_BFLOAT16 = 2 };
 
@@ -28,6 +28,7 @@ typedef struct {
     int32_t* control;            // zero before the first call; every call leaves it zero
     int64_t* picks;              // [experts] counted up, or null
     int64_t* reads;              // [2]: bytes read from host homes, picks of an expert not here; or null
+    int64_t* fill;               // [experts] where a touched expert is also stored, 0: nowhere; or null
     int32_t ids_are_64;
     int32_t dtype;
     int32_t tokens, top_k, experts, hidden, intermediate;
@@ -38,6 +39,9 @@ typedef struct {
     int32_t blocks;              // thread blocks of the main kernel
     int32_t link_blocks;         // of them, those that look for host experts first
     int32_t host_blocks;         // of them, those that take host experts at all: at least one
+    int32_t link_entries;        // device entries that take as long as one host entry: when there are fewer,
+                                 // all host_blocks look for host experts first
+    int32_t ring_bytes;          // of a warp, as stream.cuh has it for the device's architecture
     int32_t weight_on_input;
     int32_t overlap;             // start reading weights while the inputs are being rotated
     float swiglu_limit;          // <= 0: none
@@ -54,15 +58,23 @@ typedef struct {
     const int64_t* order;    // picks by expert; the group's are [first, first + group_rows)
     const int64_t* place;    // of a pick in order
     void *input_gate, *input_up;  // fp16 [group_rows][hidden], rotated
-    const float *gate, *up;  // float32 [group_rows][intermediate], products with W_hat
+    float *gate, *up;        // float32 [group_rows][intermediate], products with W_hat
     void* act;               // fp16 [group_rows][intermediate], rotated
-    const float* y;          // float32 [group_rows][hidden], product with W_hat
+    float* y;                // float32 [group_rows][hidden], product with W_hat
     int64_t first;
     int32_t group_rows;
     int32_t at, rows;        // ACTIVATE: rows [at, at + rows) of the group
     int32_t ids_are_64, dtype, tokens, top_k, experts, hidden, intermediate, weight_on_input;
     float swiglu_limit;      // <= 0: none
 } ExpertsPrefill;
+
+// At most EXPERTS_PIECE_ROWS rows of one expert, from row `at` of a group's scratch.
+enum { EXPERTS_PIECE_ROWS = 128 };
+typedef struct {
+    uint64_t trellis[3];     // of gate, up, down: addresses that the device reads fast
+    int64_t expert;          // row of the table
+    int32_t at, rows;
+} ExpertsPiece;
 
 enum { EXPERTS_GATHER = 0, EXPERTS_ACTIVATE = 1, EXPERTS_ADD = 2 };
 
@@ -92,6 +104,9 @@ int experts_rotate_out(
 
 // GATHER: input_gate, input_up from x. ACTIVATE: act from gate, up. ADD: out from y.
 int experts_prefill(const ExpertsPrefill* call, int step, void* stream);
+// From inputs to y for `count` pieces of the group at once; `pieces` is in device memory.
+int experts_pieces(
+    const ExpertsPrefill* call, const ExpertsPiece* pieces, int count, const int* bits8, int codebook, void* stream);
 // cudaMemcpyAsync between any two addresses.
 int experts_copy(void* to, const void* from, int64_t bytes, void* stream);
 

@@ -39,10 +39,9 @@ __global__ void gather_rotate(const ExpertsPrefill c) {
     store_row(to + static_cast<int64_t>(row) * c.hidden, at, s);
 }
 
-__global__ void activate_rows(const ExpertsPrefill c) {
-    const int block = blockIdx.x * kPrefillWarps + (threadIdx.x >> 5), row = c.at + blockIdx.y;
+__device__ __forceinline__ void activate_row(const ExpertsPrefill& c, const int64_t* addresses, int row) {
+    const int block = blockIdx.x * kPrefillWarps + (threadIdx.x >> 5);
     if (block >= c.intermediate / 128) return;
-    const int64_t* addresses = row_of(c, c.order[c.first + row]);
     const int at = 128 * block + 4 * (threadIdx.x & 31);
     float gate[4], up[4], g[4], u[4], s[4];
     load4(c.gate, static_cast<int64_t>(row) * c.intermediate + at, EXPERTS_FLOAT32, gate);
@@ -52,6 +51,16 @@ __global__ void activate_rows(const ExpertsPrefill c) {
     load4(scale(addresses, 2, 0) + at, s);
     swiglu(gate, up, g, u, s, c.swiglu_limit);
     store_row(static_cast<__half*>(c.act) + static_cast<int64_t>(row) * c.intermediate, at, s);
+}
+
+__global__ void activate_rows(const ExpertsPrefill c) {
+    const int row = c.at + blockIdx.y;
+    activate_row(c, row_of(c, c.order[c.first + row]), row);
+}
+
+__global__ void activate_pieces(const ExpertsPrefill c, const ExpertsPiece* pieces) {
+    const ExpertsPiece& piece = pieces[blockIdx.z];
+    if (blockIdx.y < piece.rows) activate_row(c, c.table + 9 * piece.expert, piece.at + blockIdx.y);
 }
 
 // A token's picks in the group, experts ascending (that is the order of the sort), onto out: one
@@ -112,6 +121,24 @@ extern "C" int experts_prefill(const ExpertsPrefill* call, int step, void* strea
         default: return cudaErrorInvalidValue;
     }
     return cudaGetLastError();
+}
+
+int experts_products(
+    const ExpertsPrefill& c, const ExpertsPiece* pieces, int count, int projection, int projections, int bits8,
+    int codebook, cudaStream_t stream);
+
+extern "C" int experts_pieces(
+    const ExpertsPrefill* call, const ExpertsPiece* pieces, int count, const int* bits8, int codebook, void* stream) {
+    const ExpertsPrefill& c = *call;
+    if (count < 1 || count > 65535 || c.hidden % 128 || c.intermediate % 128) return cudaErrorInvalidValue;
+    const auto on = static_cast<cudaStream_t>(stream);
+    const int together = bits8[0] == bits8[1] ? 2 : 1;
+    for (int p = 0; p < 2; p += together)
+        if (const int e = experts_products(c, pieces, count, p, together, bits8[p], codebook, on)) return e;
+    exl3::activate_pieces<<<grid(c.intermediate, EXPERTS_PIECE_ROWS, count), 32 * exl3::kPrefillWarps, 0, on>>>(
+        c, pieces);
+    if (const cudaError_t e = cudaGetLastError()) return e;
+    return experts_products(c, pieces, count, 2, 1, bits8[2], codebook, on);
 }
 
 extern "C" int experts_copy(void* to, const void* from, int64_t bytes, void* stream) {

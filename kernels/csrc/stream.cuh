@@ -4,31 +4,22 @@
 #include <stdint.h>
 
 #include "exl3_tile.cuh"
+#include "instructions.cuh"
 
 namespace exl3 {
 
-constexpr int kRingBytes = 8192;  // a warp's; eight of these and the routing fit sm_120 too
-
-__device__ __forceinline__ void copy16(uint32_t to, const void* from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N>
-__device__ __forceinline__ void wait_all_but() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
-__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint2 b) {
-    asm(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
-}
+// A warp's. Eight of these, a result and the routing are 112 KiB: two blocks in a multiprocessor of
+// 228 KiB, one in those of 100 KiB if the rings are smaller. launch.py knows these numbers too.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+constexpr int kRingBytes = 6144;
+#else
+constexpr int kRingBytes = 8192;
+#endif
 
 // What a warp reads: `tiles` steps of k from the first, its columns, and the rows' fragments.
 struct Walk {
     const char* weights;  // first tile of the first step
+    char* copy;           // where these bytes are also stored, at the same distances; or null
     int64_t step_bytes;   // from one step of 16 k to the next: a whole row of tiles
     int tiles;
     const char* inputs;   // fp16 [pick][k], fragment order, at the first step
@@ -37,11 +28,21 @@ struct Walk {
     int rows;
 };
 
+// A warp's ring between two walks: where the next walk starts and what of it is on its way already.
+enum Ahead { kNothing, kWeights, kWeightsAndInputs };
+struct Ring {
+    char* at;
+    int slot;
+    Ahead ahead;
+};
+
 // acc[t][g]: columns of tile t (lane>>2, +8 for [2], [3]) by rows 8g + 2*(lane&3) (+1 for [1], [3]).
-// `ready` is called once, after the first weights are on their way and before inputs are read.
-template <int BITS8, int CODEBOOK, int GROUPS, int TILES, typename Ready>
+// `ready` is called before inputs are read, after the first weights are on their way. With AHEAD,
+// `next(bits8, &walk)` is called once, when the last of this walk's weights are on their way: it gives
+// the next walk, and those of its first stages come into the slots that become free meanwhile.
+template <int BITS8, int CODEBOOK, int GROUPS, int TILES, bool AHEAD, typename Ready, typename Next>
 __device__ __forceinline__ void walk(
-    const Walk& w, char* ring, float (&acc)[TILES][GROUPS][4], const Ready& ready) {
+    const Walk& w, Ring& ring, float (&acc)[TILES][GROUPS][4], const Ready& ready, const Next& next) {
     constexpr int kWeightBytes = TILES * Lane<BITS8>::kTileBytes;
     constexpr int kStageBytes = kWeightBytes + 256 * GROUPS;
     constexpr int kStages = kRingBytes / kStageBytes < 8 ? kRingBytes / kStageBytes : 8;
@@ -50,23 +51,36 @@ __device__ __forceinline__ void walk(
     constexpr int kInputChunks = (16 * GROUPS + 31) / 32;
     const int lane_index = threadIdx.x & 31;
     const Lane<BITS8> lane(lane_index);
-    const uint32_t ring_at = static_cast<uint32_t>(__cvta_generic_to_shared(ring));
+    const uint32_t ring_at = static_cast<uint32_t>(__cvta_generic_to_shared(ring.at));
 
     const char* input_at[kInputChunks];
     bool input_row[kInputChunks];
+    const auto find_inputs = [&](const Walk& of) {
 #pragma unroll
-    for (int i = 0; i < kInputChunks; ++i) {
-        const int row = (lane_index + 32 * i) >> 1;
-        input_row[i] = row < w.rows;
-        const int pick = input_row[i] ? w.order[row] : w.order[0];
-        input_at[i] = w.inputs + pick * w.pick_bytes + 16 * (lane_index & 1);
-    }
-    const auto fetch_weights = [&](int step, int slot) {
-        const char* from = w.weights + step * w.step_bytes;
+        for (int i = 0; i < kInputChunks; ++i) {
+            const int row = (lane_index + 32 * i) >> 1;
+            input_row[i] = row < of.rows;
+            const int pick = input_row[i] ? of.order[row] : of.order[0];
+            input_at[i] = of.inputs + pick * of.pick_bytes + 16 * (lane_index & 1);
+        }
+    };
+    const auto fetch_weights = [&](const Walk& of, int step, int slot) {
+        const char* from = of.weights + step * of.step_bytes;
 #pragma unroll
         for (int i = 0; i < kWeightChunks; ++i) {
             const int at = 16 * (lane_index + 32 * i);
             if (at < kWeightBytes) copy16(ring_at + slot * kStageBytes + at, from + at, 16);
+        }
+    };
+    // From the stage, so that no byte is read a second time.
+    const auto store_weights = [&](int step, int slot) {
+        char* to = w.copy + step * w.step_bytes;
+#pragma unroll
+        for (int i = 0; i < kWeightChunks; ++i) {
+            const int at = 16 * (lane_index + 32 * i);
+            if (at < kWeightBytes)
+                *reinterpret_cast<uint4*>(to + at) =
+                    *reinterpret_cast<const uint4*>(ring.at + slot * kStageBytes + at);
         }
     };
     const auto fetch_inputs = [&](int step, int slot) {
@@ -79,19 +93,29 @@ __device__ __forceinline__ void walk(
                        input_row[i] ? 16 : 0);
         }
     };
-    for (int s = 0; s < kStages; ++s)
-        if (s < w.tiles) fetch_weights(s, s);
-    ready();
-    for (int s = 0; s < kStages; ++s) {
-        if (s < w.tiles) fetch_inputs(s, s);
-        commit();
+    const auto after = [](int slot) { return slot + 1 == kStages ? 0 : slot + 1; };
+    int slot = AHEAD ? ring.slot : 0;
+    find_inputs(w);
+    if (!AHEAD || ring.ahead == kNothing) {
+        for (int s = 0, at = slot; s < kStages; ++s, at = after(at))
+            if (s < w.tiles) fetch_weights(w, s, at);
     }
+    if (!AHEAD || ring.ahead != kWeightsAndInputs) {
+        ready();
+        for (int s = 0, at = slot; s < kStages; ++s, at = after(at)) {
+            if (s < w.tiles) fetch_inputs(s, at);
+            commit();
+        }
+    }
+    const Walk* following = nullptr;
+    Ahead ahead = kNothing;
+    if (AHEAD && w.tiles < kStages) next(0, &following);
     const int groups = (w.rows + 7) >> 3;
-    int slot = 0;
     for (int step = 0; step < w.tiles; ++step) {
         wait_all_but<kStages - 1>();
         __syncwarp();
-        const char* stage = ring + slot * kStageBytes;
+        const char* stage = ring.at + slot * kStageBytes;
+        if (w.copy != nullptr) store_weights(step, slot);
         uint2 b[GROUPS];
 #pragma unroll
         for (int g = 0; g < GROUPS; ++g)
@@ -106,14 +130,29 @@ __device__ __forceinline__ void walk(
                 if (GROUPS == 1 || g < groups) mma(acc[t][g], a, b[g]);
         }
         __syncwarp();
-        if (step + kStages < w.tiles) {
-            fetch_weights(step + kStages, slot);
+        const int left = w.tiles - step - kStages;
+        if (left > 0) {
+            fetch_weights(w, step + kStages, slot);
             fetch_inputs(step + kStages, slot);
+        } else if constexpr (AHEAD) {
+            if (left == 0) {
+                ahead = next(BITS8, &following);
+                // A walk shorter than the ring would not fill it: then every slot starts anew.
+                if (ahead != kNothing && following->tiles < kStages) ahead = kNothing;
+                if (ahead == kWeightsAndInputs) find_inputs(*following);
+            }
+            if (ahead != kNothing) fetch_weights(*following, -left, slot);
+            if (ahead == kWeightsAndInputs) fetch_inputs(-left, slot);
         }
         commit();
-        slot = slot + 1 == kStages ? 0 : slot + 1;
+        slot = after(slot);
     }
-    wait_all_but<0>();
+    if constexpr (AHEAD) {
+        ring.slot = ahead == kNothing ? 0 : slot;
+        ring.ahead = ahead;
+    } else {
+        wait_all_but<0>();
+    }
 }
 
 }  // namespace exl3

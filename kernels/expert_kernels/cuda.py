@@ -19,7 +19,7 @@ from expert_kernels import build, launch
 if TYPE_CHECKING:
     from expert_kernels.ops import ExpertTable
 
-ABI = 5
+ABI = 6
 CODEBOOKS = {"3inst": 0, "mcg": 1, "mul1": 2}
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _P, _I, _L = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint64
@@ -44,6 +44,7 @@ class Decode(ctypes.Structure):
         ("control", _P),
         ("picks", _P),
         ("reads", _P),
+        ("fill", _P),
         ("ids_are_64", _I),
         ("dtype", _I),
         ("tokens", _I),
@@ -59,6 +60,8 @@ class Decode(ctypes.Structure):
         ("blocks", _I),
         ("link_blocks", _I),
         ("host_blocks", _I),
+        ("link_entries", _I),
+        ("ring_bytes", _I),
         ("weight_on_input", _I),
         ("overlap", _I),
         ("swiglu_limit", ctypes.c_float),
@@ -94,6 +97,7 @@ def library(architecture: str) -> ctypes.CDLL:
     lib.experts_rotate_in.argtypes = [_P, _P, _P, *[ctypes.c_int] * 3, _P]
     lib.experts_rotate_out.argtypes = [_P, _P, _P, *[ctypes.c_int] * 6, _P]
     lib.experts_prefill.argtypes = [_P, ctypes.c_int, _P]
+    lib.experts_pieces.argtypes = [_P, _P, ctypes.c_int, _P, ctypes.c_int, _P]
     lib.experts_copy.argtypes = [_P, _P, ctypes.c_int64, _P]
     if lib.experts_abi() != ABI:
         raise build.BuildError(
@@ -162,14 +166,14 @@ def scratch(device: torch.device, hidden: int, intermediate: int, top_k: int) ->
 
 def prepare(table: ExpertTable, top_k: int) -> None:
     """Take all scratch that calls over this table keep, so that none is taken later."""
-    from expert_kernels import linear, prefill
+    from expert_kernels import linear, staging
 
     device = table.addresses.device
     scratch(device, table.hidden_size, table.intermediate_size, top_k)
     linear.prepare(device)
     if table.host_range[0] != table.host_range[1]:
         weights = table.hidden_size * table.intermediate_size
-        prefill.prepare(device, sum(int(weights * bits) // 8 for bits in table.bits))
+        staging.prepare(device, sum(int(weights * bits) // 8 for bits in table.bits))
 
 
 def decode(
@@ -181,6 +185,7 @@ def decode(
     swiglu_limit: float | None = None,
     weight_on_input: bool = False,
     counters: DeviceCounters | None = None,
+    fill: torch.Tensor | None = None,
     chosen: launch.DecodeLaunch | None = None,
     overlap: bool = True,
 ) -> torch.Tensor:
@@ -204,6 +209,7 @@ def decode(
         control=work.control.data_ptr(),
         picks=None if counters is None else counters.picks.data_ptr(),
         reads=None if counters is None else counters.reads.data_ptr(),
+        fill=None if fill is None else fill.data_ptr(),
         ids_are_64=topk_ids.dtype == torch.int64,
         dtype=DTYPES[x.dtype],
         tokens=tokens,
@@ -219,6 +225,8 @@ def decode(
         blocks=plan.blocks,
         link_blocks=plan.link_blocks,
         host_blocks=plan.host_blocks,
+        link_entries=plan.link_entries,
+        ring_bytes=plan.ring_bytes,
         weight_on_input=weight_on_input,
         overlap=overlap,
         swiglu_limit=-1.0 if swiglu_limit is None else swiglu_limit,

@@ -12,15 +12,20 @@ MAX_TOKENS = 64  # rows that read weights in place; above, prefill
 MAX_PICKS = 1024
 MAX_EXPERTS = 1024
 PREFILL_BATCH = 8  # host experts copied together: 106 MB of device memory a buffer at 13.3 MB each
-PREFILL_ROWS = 4096  # rows of an expert multiplied at once: bounds the scratch
+PREFILL_ROWS = 4096  # rows multiplied at once: bounds the scratch
+PIECE_ROWS = 128  # rows of a block of the fused products: csrc/experts.h, EXPERTS_PIECE_ROWS
+DENSE_ROWS = 512  # an expert with as many is made dense for cuBLAS
 BLOCK = 128  # columns of a unit, and the rotation's block
-# 16 blocks keep up with the link (1,571 us at 6 host experts, as 32 do) and leave the others to the
-# device: 388 us at 24 touched and 1 on the host, 404 with 32. Once nothing else is left to do, 64
-# share the last host expert: 276 us for one alone, 285 with all 264.
+# 16 blocks come close to the link (43 GB/s) and leave the others to the device: 388 us at 24
+# touched and 1 on the host, 404 with 32. Where the link decides how long a layer takes, 64 share
+# it: 276 us for one alone, 307 with 16, 285 with all 264. It decides when fewer than 12 device
+# experts are touched for each host expert: one of those takes as long as some 17 of these.
 LINK_BLOCKS = 16
 HOST_BLOCKS = 64
-_SHARED_BYTES = {1: 65536, 2: 67584, 4: 67584, 8: 67584}  # csrc/decode.cuh, Layer::kSharedBytes
-_ROUTING_BYTES = 14464 + 1024  # static shared memory of a block and what the system keeps of it
+LINK_ENTRIES = 12
+_WARPS = 8
+_RESULT_BYTES = {1: 33792, 2: 67584, 4: 67584, 8: 67584}  # csrc/decode.cuh, Layer::kResultBytes
+_STATIC_BYTES = 14976 + 1024  # of a block, and what the system keeps of each
 # Multiprocessor's shared memory by architecture; launch bounds allow at most two blocks each.
 _SHARED_OF_ONE = {"sm_90": 233472, "sm_120": 102400}
 
@@ -29,7 +34,8 @@ _SHARED_OF_ONE = {"sm_90": 233472, "sm_120": 102400}
 class DecodeLaunch:
     """`groups` of 8 rows a read of an expert; parts of k of the two products; thread blocks.
 
-    Of the blocks `link_blocks` look for host experts first, `host_blocks` take any at all.
+    Of the blocks `link_blocks` look for host experts first, `host_blocks` take any at all; these
+    look for them first too when there are fewer than `link_entries` device experts for each.
     """
 
     groups: int
@@ -38,6 +44,8 @@ class DecodeLaunch:
     blocks: int
     link_blocks: int
     host_blocks: int
+    link_entries: int
+    ring_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,17 @@ class Workspace:
         return self.rotated + self.act + self.partial_a + self.partial_b + self.y
 
 
+def ring_bytes(architecture: str) -> int:
+    """Of a warp: csrc/stream.cuh, kRingBytes."""
+    return 8192 if _SHARED_OF_ONE.get(architecture, 0) > 128 << 10 else 6144
+
+
+def shared_bytes(groups: int, architecture: str) -> int:
+    """Shared memory that a block takes in all: csrc/decode.cuh, Layer::shared_bytes and Shared."""
+    rings, result = _WARPS * ring_bytes(architecture), _RESULT_BYTES[groups]
+    return (rings + result if groups == 1 else max(rings, result)) + _STATIC_BYTES
+
+
 def decode(
     tokens: int,
     hidden: int,
@@ -69,7 +88,7 @@ def decode(
         raise ValueError(f"decode takes 1 to {MAX_TOKENS} tokens, not {tokens}: above is prefill")
     groups = next(g for g in (1, 2, 4, 8) if tokens <= 8 * g)
     shared = _SHARED_OF_ONE.get(architecture, _SHARED_OF_ONE["sm_120"])
-    resident = max(1, min(2, shared // (_SHARED_BYTES[groups] + _ROUTING_BYTES)))
+    resident = max(1, min(2, shared // shared_bytes(groups, architecture)))
     # Few rows touch few experts: cut their k. The busiest multiprocessor decides, and one with a
     # single unit is as slow as with two. More rows touch more experts.
     split_a = 1
@@ -78,8 +97,16 @@ def decode(
         parts = [s for s in (1, 2, 4) if s == 1 or hidden // s >= 512]
         split_a = min(parts, key=lambda s: max(2, -(-units * s // multiprocessors)) * hidden // s)
     blocks = resident * multiprocessors
-    host_blocks = min(HOST_BLOCKS, blocks)
-    return DecodeLaunch(groups, split_a, 1, blocks, min(LINK_BLOCKS, blocks), host_blocks)
+    return DecodeLaunch(
+        groups=groups,
+        split_a=split_a,
+        split_b=1,
+        blocks=blocks,
+        link_blocks=min(LINK_BLOCKS, blocks),
+        host_blocks=min(HOST_BLOCKS, blocks),
+        link_entries=LINK_ENTRIES,
+        ring_bytes=ring_bytes(architecture),
+    )
 
 
 def workspace(launch: DecodeLaunch, picks: int, hidden: int, intermediate: int) -> Workspace:

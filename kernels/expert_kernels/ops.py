@@ -133,6 +133,7 @@ def experts(
     swiglu_limit: float | None = None,
     weight_on_input: bool = False,
     counters: DeviceCounters | None = None,
+    fill: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """A layer's routed experts: sum over a token's picks of weight * down(silu(gate) * up).
 
@@ -144,15 +145,35 @@ def experts(
     Accumulates in float32 (float64 for float64), experts of a token in ascending order of row:
     the bits of the result do not depend on where an expert lives. `counters` (CUDA only) are
     counted up on the device. Reads each touched expert once:
-    (2*H*I*(K_gate + K_up + K_down)/2)/8 bytes of trellis and 6*(H + I) of scales.
+    H*I*(K_gate + K_up + K_down)/8 bytes of trellis and 6*(H + I) of scales.
+
+    `fill` int64 [experts] on the table's device: where an expert's trellises are also stored, if
+    this call touches it, as [gate | up | down] without gaps: a miss that is to be kept costs no
+    second read. 0: nowhere. The call makes the address negative when it has stored, so it stores
+    once; whoever reads fill later, in stream order, may then put -fill[e] into the table. Nothing
+    else may read or write that memory meanwhile; 16-byte aligned.
     """
     _check(x, topk_weights, topk_ids, table, swiglu_limit)
+    _check_fill(fill, table)
     options: dict[str, Any] = {"swiglu_limit": swiglu_limit, "weight_on_input": weight_on_input}
+    options["fill"] = fill
     if x.device.type == "cpu" or not len(x):
         if counters is not None and len(x):
             raise ValueError("counters are counted by a GPU's kernels; on a CPU count the ids")
         return reference.experts(x, topk_weights, topk_ids, table, **options)
     return _gpu_op(x, topk_ids)(x, topk_weights, topk_ids, table, counters=counters, **options)
+
+
+def _check_fill(fill: torch.Tensor | None, table: ExpertTable) -> None:
+    if fill is None:
+        return
+    shape, device = (table.experts,), table.addresses.device
+    right = fill.dtype == torch.int64 and fill.is_contiguous() and fill.device == device
+    if not right or tuple(fill.shape) != shape:
+        raise ValueError(
+            f"fill must be contiguous int64 {list(shape)} on {device} like the table,"
+            f" not {fill.dtype} {list(fill.shape)} on {fill.device}"
+        )
 
 
 def _gpu_op(x: torch.Tensor, topk_ids: torch.Tensor) -> Callable[..., torch.Tensor]:

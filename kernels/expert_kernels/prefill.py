@@ -1,9 +1,13 @@
-"""Many tokens through a routed layer on a GPU: weights become dense, cuBLAS multiplies.
+"""Many tokens through a routed layer on a GPU.
 
-Experts go by in ascending order, whatever their home. Those on the host are copied in batches to
-two buffers by the copy engine, the next batch under the products of this one, and from there they
-are read like any other: the same bits whatever the home. Routing is read by the host once a layer,
-so a call cannot be captured in a graph.
+Picks are sorted by expert and go by in groups of a few thousand rows. Within a group the experts in
+device memory come first, all in one launch, then the host's, a launch for each batch that the copy
+engine has brought (staging.py): what is multiplied when never changes a bit of the result, because
+every product has one order of its own and a token's picks are added in ascending order of expert.
+An expert with few rows has its weights decoded on their way into the matrix units; one with many
+becomes dense and goes through cuBLAS.
+
+Routing is read by the host once a layer, so a call cannot be captured in a graph.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from expert_kernels import cuda, launch
+from expert_kernels.staging import Trellises
 
 if TYPE_CHECKING:
     from expert_kernels.cuda import DeviceCounters
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
 
 GATHER, ACTIVATE, ADD = range(3)
 _P, _I = ctypes.c_void_p, ctypes.c_int32
+_PIECE_WORDS = 5  # int64 of an ExpertsPiece: three trellises, expert, at and rows
 
 
 class Prefill(ctypes.Structure):
@@ -36,120 +42,6 @@ class Prefill(ctypes.Structure):
         *((name, _I) for name in ("top_k", "experts", "hidden", "intermediate", "weight_on_input")),
         ("swiglu_limit", ctypes.c_float),
     )
-
-
-class Staging:
-    """Two buffers for batches of host experts, and the stream that fills them."""
-
-    def __init__(self, device: torch.device, block_bytes: int) -> None:
-        self.block_bytes = block_bytes
-        size = launch.PREFILL_BATCH * block_bytes
-        self.buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
-        self.stream = torch.cuda.Stream(device)
-        self.filled = [torch.cuda.Event() for _ in range(2)]
-        self.read = [torch.cuda.Event() for _ in range(2)]
-
-
-_staging: dict[tuple[int, int], Staging] = {}
-
-
-def prepare(device: torch.device, block_bytes: int) -> None:
-    """Take the staging memory for experts of this size now, so that no later call needs it."""
-    _staging_for(device, block_bytes)
-
-
-def _staging_for(device: torch.device, block_bytes: int) -> Staging:
-    key = (torch.cuda.current_device() if device.index is None else device.index, block_bytes)
-    if key not in _staging:
-        _staging[key] = Staging(device, block_bytes)
-    return _staging[key]
-
-
-def batches(experts: Sequence[int], most: int) -> list[list[int]]:
-    """Copied together: one, one, two, four, ... up to `most`, so that the first wait is short."""
-    out: list[list[int]] = []
-    size, start = 1, 0
-    while start < len(experts):
-        out.append(list(experts[start : start + size]))
-        start += size
-        size = min(most, max(1, start))
-    return out
-
-
-class Trellises:
-    """Device addresses of an expert's three trellises, host experts through the staging buffers.
-
-    Ask for experts in ascending order, each once, and call `done` after its last read is enqueued.
-    """
-
-    def __init__(
-        self, lib: ctypes.CDLL, table: ExpertTable, touched: list[int], device: torch.device
-    ):
-        self.lib = lib
-        here = table.addresses.cpu()
-        if missing := [e for e in touched if (here[e] == 0).any()]:
-            raise ValueError(
-                f"{len(missing)} picked experts are not here (address 0), the first is {missing[0]}"
-            )
-        self.rows: list[list[int]] = here[:, :, 0].tolist()
-        self.sizes = [int(table.hidden_size * table.intermediate_size * b) // 8 for b in table.bits]
-        begin, end = table.host_range
-        host = [e for e in touched if begin <= self.rows[e][0] < end]
-        self.batches = batches(host, launch.PREFILL_BATCH)
-        self.place = {
-            e: (b, i) for b, batch in enumerate(self.batches) for i, e in enumerate(batch)
-        }
-        self.copied_bytes = sum(self.sizes) * len(host)
-        self.work = torch.cuda.current_stream(device)
-        self.staging = _staging_for(device, sum(self.sizes)) if host else None
-        if self.staging is not None:
-            # What an earlier call still reads from the buffers, this stream has ordered before.
-            self.staging.stream.wait_stream(self.work)
-        for batch in range(min(2, len(self.batches))):
-            self._copy(batch)
-
-    def _copy(self, batch: int) -> None:
-        assert self.staging is not None
-        s, side = self.staging, batch % 2
-        if batch >= 2:
-            s.stream.wait_event(s.read[side])
-        stream = s.stream.cuda_stream
-        for i, expert in enumerate(self.batches[batch]):
-            to = s.buffers[side].data_ptr() + i * s.block_bytes
-            for source, size in self._pieces(expert):
-                code = self.lib.experts_copy(to, source, size, stream)
-                cuda.check(self.lib, code, f"copy of {size:,} bytes of expert {expert}")
-                to += size
-        s.filled[side].record(s.stream)
-
-    def _pieces(self, expert: int) -> list[tuple[int, int]]:
-        """(address, bytes) of its trellises: one piece where they lie behind each other."""
-        gate, up, down = self.rows[expert]
-        a, b, c = self.sizes
-        if (up, down) == (gate + a, gate + a + b):
-            return [(gate, a + b + c)]
-        return [(gate, a), (up, b), (down, c)]
-
-    def of(self, expert: int) -> list[int]:
-        where = self.place.get(expert)
-        if where is None:
-            return self.rows[expert]
-        assert self.staging is not None
-        batch, i = where
-        if i == 0:
-            self.work.wait_event(self.staging.filled[batch % 2])
-        at = self.staging.buffers[batch % 2].data_ptr() + i * self.staging.block_bytes
-        return [at, at + self.sizes[0], at + self.sizes[0] + self.sizes[1]]
-
-    def done(self, expert: int) -> None:
-        where = self.place.get(expert)
-        if where is None or where[1] + 1 < len(self.batches[where[0]]):
-            return
-        assert self.staging is not None
-        batch = where[0]
-        self.staging.read[batch % 2].record(self.work)
-        if batch + 2 < len(self.batches):
-            self._copy(batch + 2)
 
 
 @dataclass(frozen=True)
@@ -177,7 +69,44 @@ def groups(counts: Sequence[int], limit: int) -> list[list[Piece]]:
     return out
 
 
-class Scratch:
+def cut(piece: Piece) -> list[Piece]:
+    """A piece as pieces of as many rows as one block of the fused products takes."""
+    step = launch.PIECE_ROWS
+    return [
+        Piece(piece.expert, piece.at + skip, min(step, piece.rows - skip))
+        for skip in range(0, piece.rows, step)
+    ]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Pieces of a group that go together: in one launch, or one expert made dense.
+
+    `batch` is waited for before (None: in device memory), and released after if this is its `last`.
+    """
+
+    pieces: list[Piece]
+    dense: bool
+    batch: int | None = None
+    last: bool = False
+
+
+def runs(group: Sequence[Piece], batch_of: dict[int, int], ends: dict[int, Piece]) -> list[Run]:
+    """What is launched for a group, in order. `ends`: the last piece of each batch."""
+    out: list[Run] = []
+    for batch in sorted({batch_of.get(p.expert, -1) for p in group}):
+        mine = [p for p in group if batch_of.get(p.expert, -1) == batch]
+        few = [p for p in mine if p.rows < launch.DENSE_ROWS]
+        made = [Run([q for p in few for q in cut(p)], False)] if few else []
+        made += [Run([p], True) for p in mine if p.rows >= launch.DENSE_ROWS]
+        if batch >= 0:
+            last = any(p is ends[batch] for p in mine)
+            made = [Run(r.pieces, r.dense, batch, last and r is made[-1]) for r in made]
+        out += made
+    return out
+
+
+class Group:
     """Inputs, products and dense weights of one group, in scratch that the next one reuses."""
 
     def __init__(
@@ -193,22 +122,32 @@ class Scratch:
         ]
         call.input_gate, call.input_up, call.act = (t.data_ptr() for t in self.inputs)
         call.gate, call.up, call.y = (t.data_ptr() for t in self.outputs)
-        shapes = ((hidden, inner), (hidden, inner), (inner, hidden))
-        self.dense = [torch.empty(s, **half) for s in shapes]
-        self.dense_at = (_P * 3)(*(t.data_ptr() for t in self.dense))
         self.bits8 = (_I * 3)(*(int(8 * bits) for bits in table.bits))
         self.codebook = cuda.CODEBOOKS[table.codebook]
+        self.dense: list[torch.Tensor] = []
 
-    def weights(self, addresses: list[int]) -> None:
-        """The three matrices of the next expert, dense."""
+    def step(self, which: int) -> None:
+        code = self.lib.experts_prefill(ctypes.byref(self.call), which, self.stream)
+        cuda.check(self.lib, code, "prefill")
+
+    def fused(self, pieces_at: int, count: int) -> None:
+        """From inputs to y for `count` ExpertsPiece at a device address."""
+        code = self.lib.experts_pieces(
+            *(ctypes.byref(self.call), pieces_at, count, self.bits8, self.codebook, self.stream)
+        )
+        cuda.check(self.lib, code, f"{count} pieces of prefill")
+
+    def through_dense(self, piece: Piece, addresses: list[int]) -> None:
+        """The piece's rows through its expert, whose three matrices become dense for it."""
+        hidden, inner = self.table.hidden_size, self.table.intermediate_size
+        if not self.dense:
+            shapes = ((hidden, inner), (hidden, inner), (inner, hidden))
+            self.dense = [self.inputs[0].new_empty(shape) for shape in shapes]
+        at = (_P * 3)(*(t.data_ptr() for t in self.dense))
         code = self.lib.experts_reconstruct_expert(
-            *((_P * 3)(*addresses), self.dense_at, self.table.hidden_size),
-            *(self.table.intermediate_size, self.bits8, self.codebook, self.stream),
+            *((_P * 3)(*addresses), at, hidden, inner, self.bits8, self.codebook, self.stream)
         )
         cuda.check(self.lib, code, "reconstruct an expert")
-
-    def through(self, piece: Piece) -> None:
-        """The piece's rows through the expert whose weights are dense now."""
         rows = slice(piece.at, piece.at + piece.rows)
         self._product(0, rows)
         self._product(1, rows)
@@ -216,13 +155,31 @@ class Scratch:
         self.step(ACTIVATE)
         self._product(2, rows)
 
-    def step(self, which: int) -> None:
-        code = self.lib.experts_prefill(ctypes.byref(self.call), which, self.stream)
-        cuda.check(self.lib, code, "prefill")
-
     def _product(self, projection: int, rows: slice) -> None:
         left, out = self.inputs[projection][rows], self.outputs[projection][rows]
         torch.ops.aten.mm.dtype_out(left, self.dense[projection], torch.float32, out=out)
+
+
+class Routed:
+    """What the host knows of a call: picks by expert, and the table's numbers as they are now."""
+
+    def __init__(self, ids: torch.Tensor, table: ExpertTable, fill: torch.Tensor | None) -> None:
+        count, addresses = table.experts, table.addresses
+        self.tally = torch.zeros(count + 1, dtype=torch.int64, device=ids.device)
+        self.tally.scatter_add_(0, ids + 1, torch.ones_like(ids))
+        missing = (addresses == 0).flatten(1).any(1)
+        wanted = torch.zeros_like(self.tally[1:]) if fill is None else fill
+        parts = (self.tally, missing.long(), wanted, addresses[:, :, 0].flatten())
+        said = torch.cat(parts).tolist()  # waits: routing decides what is copied and multiplied
+        self.not_ours, *self.counts = said[: count + 1]
+        missing_, self.kept = said[count + 1 : 2 * count + 1], said[2 * count + 1 : 3 * count + 1]
+        flat = said[3 * count + 1 :]
+        self.rows = [flat[3 * e : 3 * e + 3] for e in range(count)]
+        self.touched = [e for e, picks in enumerate(self.counts) if picks]
+        if gone := [e for e in self.touched if missing_[e]]:
+            raise ValueError(
+                f"{len(gone)} picked experts are not here (address 0), the first is {gone[0]}"
+            )
 
 
 def prefill(
@@ -234,6 +191,7 @@ def prefill(
     swiglu_limit: float | None = None,
     weight_on_input: bool = False,
     counters: DeviceCounters | None = None,
+    fill: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`ops.experts` for any number of tokens; made for many. Arguments are checked in ops.
 
@@ -247,16 +205,13 @@ def prefill(
     x, topk_weights, topk_ids = (t.contiguous() for t in (x, topk_weights, topk_ids))
     lib = cuda.library_for(x.device)
     flat = topk_ids.flatten().long()
+    routed = Routed(flat, table, fill)
+    trellises = Trellises(lib, table, routed.touched, routed.rows, routed.kept)
     order = flat.argsort(stable=True)
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order), device=x.device)
-    tally = torch.zeros(table.experts + 1, dtype=torch.int64, device=x.device)
-    tally.scatter_add_(0, flat + 1, torch.ones_like(flat))
-    first, *counts = tally.tolist()  # waits: routing decides what is copied and multiplied
-    touched = [e for e, count in enumerate(counts) if count]
-    trellises = Trellises(lib, table, touched, x.device)
     if counters is not None:
-        counters.picks.add_(tally[1:])
+        counters.picks.add_(routed.tally[1:])
         counters.reads[0] += trellises.copied_bytes
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     call = Prefill(
@@ -267,6 +222,7 @@ def prefill(
         out=out.data_ptr(),
         order=order.data_ptr(),
         place=place.data_ptr(),
+        first=routed.not_ours,
         ids_are_64=topk_ids.dtype == torch.int64,
         dtype=cuda.DTYPES[x.dtype],
         tokens=len(x),
@@ -277,18 +233,41 @@ def prefill(
         weight_on_input=weight_on_input,
         swiglu_limit=-1.0 if swiglu_limit is None else swiglu_limit,
     )
-    work = groups(counts, launch.PREFILL_ROWS)
-    scratch = Scratch(lib, call, min(sum(counts), launch.PREFILL_ROWS), table, x.device)
-    dense = None
-    for group in work:
-        call.first, call.group_rows = first, sum(piece.rows for piece in group)
-        scratch.step(GATHER)
-        for piece in group:
-            if piece.expert != dense:
-                scratch.weights(trellises.of(piece.expert))
-                trellises.done(piece.expert)
-                dense = piece.expert
-            scratch.through(piece)
-        scratch.step(ADD)
-        first += call.group_rows
+    rows = min(sum(routed.counts), launch.PREFILL_ROWS)
+    if rows:
+        _multiply(Group(lib, call, rows, table, x.device), trellises, routed)
+    if fill is not None:
+        trellises.keep()
+        fill.copy_(torch.where((routed.tally[1:] > 0) & (fill > 0), -fill, fill))
     return out.to(x.dtype)
+
+
+def _multiply(scratch: Group, trellises: Trellises, routed: Routed) -> None:
+    """Every group's rows through their experts, added to the output."""
+    work = groups(routed.counts, launch.PREFILL_ROWS)
+    ends = {
+        trellises.batch_of[p.expert]: p for g in work for p in g if p.expert in trellises.batch_of
+    }
+    planned = [runs(group, trellises.batch_of, ends) for group in work]
+    fused = [piece for made in planned for run in made if not run.dense for piece in run.pieces]
+    words = [
+        word for p in fused for word in (*trellises.of(p.expert), p.expert, p.at | p.rows << 32)
+    ]
+    pieces = torch.tensor(words, dtype=torch.int64, device=routed.tally.device)
+    pieces_at, waited = pieces.data_ptr(), -1
+    for group, made in zip(work, planned, strict=True):
+        scratch.call.group_rows = sum(piece.rows for piece in group)
+        scratch.step(GATHER)
+        for run in made:
+            if run.batch is not None and run.batch > waited:
+                trellises.wait_for(run.batch)
+                waited = run.batch
+            if run.dense:
+                scratch.through_dense(run.pieces[0], trellises.of(run.pieces[0].expert))
+            else:
+                scratch.fused(pieces_at, len(run.pieces))
+                pieces_at += 8 * _PIECE_WORDS * len(run.pieces)
+            if run.last and run.batch is not None:
+                trellises.release(run.batch)
+        scratch.step(ADD)
+        scratch.call.first += scratch.call.group_rows

@@ -120,6 +120,14 @@ def _projection(
     return linear(x, trellis, suh, svh, codebook)
 
 
+def _store(table: ExpertTable, expert: int, to: int) -> None:
+    """The three trellises behind each other at `to`."""
+    for (trellis, _, _), bits in zip(table.addresses_of(expert), table.bits, strict=True):
+        size = int(table.hidden_size * table.intermediate_size * bits) // 8
+        ctypes.memmove(to, trellis, size)
+        to += size
+
+
 def experts(
     x: torch.Tensor,
     topk_weights: torch.Tensor,
@@ -128,6 +136,7 @@ def experts(
     *,
     swiglu_limit: float | None = None,
     weight_on_input: bool = False,
+    fill: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`ops.experts` on host memory; see the contract there. Arguments are checked there."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -149,4 +158,7 @@ def experts(
         act = swiglu(gate, up, swiglu_limit)
         y = _projection(act, down_at, inner, hidden, down_bits, table.codebook)
         out.index_add_(0, tokens, y if weight_on_input else y * weight)
+        if fill is not None and fill[expert] > 0:
+            _store(table, expert, int(fill[expert]))
+            fill[expert].neg_()
     return out.to(x.dtype)

@@ -177,3 +177,47 @@ def test_narrow_activations_are_widened_once_and_rounded_once(dtype: torch.dtype
 def test_no_tokens_give_no_rows() -> None:
     x, weights, ids = _routing(2)
     assert ops.experts(x[:0], weights[:0], ids[:0], Homes().table()).shape == (0, HIDDEN)
+
+
+def test_a_touched_expert_is_stored_once_where_it_is_to_be_kept() -> None:
+    homes, (x, weights, _) = Homes(), _routing(6)
+    table = homes.table()
+    size = sum(int(HIDDEN * INNER * bits) // 8 for bits in BITS)
+    slots = [_aligned(torch.zeros(size, dtype=torch.uint8)) for _ in range(EXPERTS)]
+    fill = torch.tensor([0, *(slot.data_ptr() for slot in slots[1:4]), -7])
+    wanted = fill.clone()
+    ids = torch.tensor([[0, 2], [2, 3], [4, 0], [3, 2], [0, 4], [4, 3]])
+    kept = ops.experts(x, weights, ids, table, fill=fill)
+    assert torch.equal(kept, ops.experts(x, weights, ids, table))
+    assert fill.tolist() == [0, int(wanted[1]), -int(wanted[2]), -int(wanted[3]), -7]
+    for expert, slot in enumerate(slots):
+        parts = [p[0].view(torch.uint8).flatten() for p in homes.tensors[expert]]
+        assert torch.equal(slot, torch.cat(parts)) == (expert in (2, 3))
+        assert slot.any() == (expert in (2, 3))
+    homes.tensors[2][0][0].zero_()
+    ops.experts(x, weights, ids, table, fill=fill)
+    assert slots[2][: homes.tensors[2][0][0].nbytes].any()  # stored once: not overwritten
+
+
+def test_a_kept_expert_serves_from_its_new_place_with_the_same_bits() -> None:
+    homes, (x, weights, ids) = Homes(), _routing(8)
+    table = homes.table()
+    before = ops.experts(x, weights, ids, table)
+    sizes = [int(HIDDEN * INNER * bits) // 8 for bits in BITS]
+    slot = _aligned(torch.zeros(sum(sizes), dtype=torch.uint8))
+    fill = torch.zeros(EXPERTS, dtype=torch.int64)
+    fill[1] = slot.data_ptr()
+    ops.experts(x, weights, ids, table, fill=fill)
+    base = -int(fill[1])
+    starts = [base, base + sizes[0], base + sizes[0] + sizes[1]]
+    table.addresses[1, :, 0] = torch.tensor(starts)
+    for projection in homes.tensors[1]:
+        projection[0].zero_()
+    assert torch.equal(ops.experts(x, weights, ids, table), before)
+
+
+def test_a_fill_that_does_not_match_the_table_is_refused() -> None:
+    x, weights, ids = _routing(2)
+    for fill in (torch.zeros(EXPERTS - 1, dtype=torch.int64), torch.zeros(EXPERTS)):
+        with pytest.raises(ValueError, match=r"fill must be contiguous int64 \[5\]"):
+            ops.experts(x, weights, ids, Homes().table(), fill=fill)

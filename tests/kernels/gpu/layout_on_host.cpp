@@ -13,13 +13,16 @@ int main() {
     printf("ExpertsDecode %zu\n", sizeof(ExpertsDecode));
     printf("ExpertsPrefill %zu\n", sizeof(ExpertsPrefill));
     OF(ExpertsDecode, table); OF(ExpertsDecode, host_begin); OF(ExpertsDecode, rotated);
-    OF(ExpertsDecode, control); OF(ExpertsDecode, reads); OF(ExpertsDecode, ids_are_64);
+    OF(ExpertsDecode, control); OF(ExpertsDecode, reads); OF(ExpertsDecode, fill); OF(ExpertsDecode, ids_are_64);
     OF(ExpertsDecode, tokens); OF(ExpertsDecode, bits8); OF(ExpertsDecode, codebook);
     OF(ExpertsDecode, groups); OF(ExpertsDecode, link_blocks); OF(ExpertsDecode, overlap);
     OF(ExpertsDecode, swiglu_limit);
     OF(ExpertsPrefill, table); OF(ExpertsPrefill, order); OF(ExpertsPrefill, input_up);
     OF(ExpertsPrefill, act); OF(ExpertsPrefill, y); OF(ExpertsPrefill, first);
     OF(ExpertsPrefill, rows); OF(ExpertsPrefill, weight_on_input); OF(ExpertsPrefill, swiglu_limit);
+    printf("ExpertsPiece %zu\n", sizeof(ExpertsPiece));
+    OF(ExpertsPiece, expert); OF(ExpertsPiece, at); OF(ExpertsPiece, rows);
+    printf("EXPERTS_PIECE_ROWS %d\n", EXPERTS_PIECE_ROWS);
     printf("kMaxExperts %d\n", exl3::kMaxExperts);
     printf("kMaxPicks %d\n", exl3::kMaxPicks);
     printf("kMaxTokens %d\n", exl3::kMaxTokens);

@@ -43,3 +43,10 @@ def test_limits_and_version_are_those_of_the_header(header: dict[str, int]) -> N
     assert header["kMaxTokens"] == launch.MAX_TOKENS
     assert header["kMaxPicks"] == launch.MAX_PICKS
     assert header["kMaxExperts"] == launch.MAX_EXPERTS
+    assert header["EXPERTS_PIECE_ROWS"] == launch.PIECE_ROWS
+
+
+def test_a_piece_is_five_words_as_prefill_packs_them(header: dict[str, int]) -> None:
+    assert header["ExpertsPiece"] == 8 * prefill._PIECE_WORDS
+    offsets = [header[f"ExpertsPiece.{name}"] for name in ("expert", "at", "rows")]
+    assert offsets == [24, 32, 36]  # at | rows << 32

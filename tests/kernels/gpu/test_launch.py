@@ -1,10 +1,12 @@
 """How the CUDA kernels are launched follows from the shape, and fits the machine."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert_kernels import launch, prefill
+from expert_kernels import launch, prefill, staging
 
 SHAPES = [(5120, 2304), (5120, 1152), (7168, 2048), (4096, 2048), (2560, 640), (128, 128)]
 
@@ -32,9 +34,15 @@ def test_blocks_fit_the_multiprocessors_they_are_meant_for(
     plan = launch.decode(tokens, hidden, inner, count, architecture, top_k=6)
     resident = plan.blocks // count
     assert plan.blocks == resident * count and resident in (1, 2)
-    need = launch._SHARED_BYTES[plan.groups] + launch._ROUTING_BYTES
+    need = launch.shared_bytes(plan.groups, architecture)
     assert resident * need <= launch._SHARED_OF_ONE.get(architecture, 100 << 10)
     assert 1 <= plan.link_blocks <= plan.host_blocks <= plan.blocks
+
+
+def test_two_blocks_share_a_multiprocessor_of_an_h200_and_one_has_that_of_a_smaller_card() -> None:
+    for groups in (1, 2, 4, 8):
+        assert launch.decode(8 * groups, 5120, 2304, 132, "sm_90", top_k=6).blocks == 264
+        assert launch.decode(8 * groups, 5120, 2304, 188, "sm_120", top_k=6).blocks == 188
 
 
 @given(
@@ -70,9 +78,7 @@ def test_more_tokens_than_decode_takes_are_refused_with_the_number(tokens: int) 
 
 
 def test_scratch_counts_every_buffer_to_the_byte() -> None:
-    plan = launch.DecodeLaunch(
-        groups=1, split_a=4, split_b=1, blocks=264, link_blocks=16, host_blocks=264
-    )
+    plan = dataclasses.replace(launch.decode(1, 5120, 2304, 132, top_k=1), split_a=4)
     need = launch.workspace(plan, picks=48, hidden=5120, intermediate=2304)
     assert need == launch.Workspace(
         rotated=48 * 5120 * 2 * 2,
@@ -98,9 +104,45 @@ def test_groups_of_prefill_hold_every_pick_once_in_order(counts: list[int], limi
     assert all(sum(piece.rows for piece in group) == limit for group in made[:-1])
 
 
+@given(
+    counts=st.lists(st.integers(0, 1500), min_size=1, max_size=30),
+    host=st.sets(st.integers(0, 29)),
+    most=st.integers(1, 8),
+)
+def test_runs_of_prefill_hold_every_row_once_and_release_every_batch_once(
+    counts: list[int], host: set[int], most: int
+) -> None:
+    on_host = [e for e, count in enumerate(counts) if count and e in host]
+    batch_of = {e: i for i, b in enumerate(staging.batches(on_host, most)) for e in b}
+    work = prefill.groups(counts, 2048)
+    ends = {batch_of[p.expert]: p for g in work for p in g if p.expert in batch_of}
+    seen, released, waiting = [0] * len(counts), [], []
+    for group in work:
+        covered = [False] * sum(p.rows for p in group)
+        for run in prefill.runs(group, batch_of, ends):
+            assert len(run.pieces) == 1 if run.dense else run.pieces
+            for piece in run.pieces:
+                assert run.dense or piece.rows <= launch.PIECE_ROWS
+                assert batch_of.get(piece.expert) == run.batch
+                assert not any(covered[piece.at : piece.at + piece.rows])
+                covered[piece.at : piece.at + piece.rows] = [True] * piece.rows
+                seen[piece.expert] += piece.rows
+            if run.batch is not None:
+                assert run.batch not in released
+                waiting.append(run.batch)
+            if run.last:
+                assert run.batch is not None
+                released.append(run.batch)
+        assert all(covered)
+    assert seen == counts
+    assert released == sorted(set(batch_of.values())) and waiting == sorted(waiting)
+
+
 @given(count=st.integers(0, 200), most=st.integers(1, 24))
-def test_batches_of_copies_start_small_and_hold_every_expert_once(count: int, most: int) -> None:
-    made = prefill.batches(range(count), most)
+def test_batches_of_copies_start_and_end_small_and_hold_every_expert_once(
+    count: int, most: int
+) -> None:
+    made = staging.batches(range(count), most)
     assert [expert for batch in made for expert in batch] == list(range(count))
     assert all(len(batch) <= most for batch in made)
-    assert not made or len(made[0]) == 1
+    assert not made or len(made[0]) == len(made[-1]) == 1

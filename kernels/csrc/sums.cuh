@@ -1,0 +1,103 @@
+// What follows a product: parts of k added in order, the activation, the weighted sum over a token's
+// picks. Every sum has one order, whoever does it and whenever.
+#pragma once
+#include "control.h"
+#include "experts.h"
+#include "rotate.cuh"
+#include "route.cuh"
+
+namespace exl3 {
+
+constexpr int kWarps = kThreads / 32;
+constexpr int kPad = 132;  // floats from row to row of 128: 8 columns by 4 rows hit 32 banks
+
+// True in the block whose arrival at *counter is the `expected`-th: then everything written before
+// the others' arrivals can be read. Called by all threads.
+__device__ inline bool last_to_arrive(int32_t* counter, int expected, int* shared) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) *shared = atomicAdd(counter, 1);
+    __syncthreads();
+    const bool last = *shared == expected - 1;
+    __threadfence();
+    return last;
+}
+
+// The four columns of this lane in a row, the parts of k added in order: first this block's warps'.
+template <int PARTS>
+__device__ __forceinline__ void add_warps(const float* buffer, int stride, float (&v)[4]) {
+    v[0] = v[1] = v[2] = v[3] = 0.0f;
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+        const float4 f = *reinterpret_cast<const float4*>(buffer + part * stride + 4 * (threadIdx.x & 31));
+        v[0] += f.x, v[1] += f.y, v[2] += f.z, v[3] += f.w;
+    }
+}
+
+__device__ __forceinline__ void add_parts(const float* from, int parts, int stride, float (&v)[4]) {
+    v[0] = v[1] = v[2] = v[3] = 0.0f;
+    for (int part = 0; part < parts; ++part) {
+        const float4 f = __ldcg(reinterpret_cast<const float4*>(from + part * stride) + (threadIdx.x & 31));
+        v[0] += f.x, v[1] += f.y, v[2] += f.z, v[3] += f.w;
+    }
+}
+
+__device__ __forceinline__ void put(float* to, const float (&v)[4]) {
+    __stcg(reinterpret_cast<float4*>(to) + (threadIdx.x & 31), make_float4(v[0], v[1], v[2], v[3]));
+}
+
+// gate and up of a row's 128 columns, still rotated -> the row of down's inputs.
+__device__ inline void activate(
+    const ExpertsDecode& c, int64_t expert, int pick, int block, float (&gate)[4], float (&up)[4]) {
+    const int64_t* row = c.table + 9 * expert;
+    const int at = 128 * block + 4 * (threadIdx.x & 31);
+    float g[4], u[4], s[4];
+    load4(reinterpret_cast<const __half*>(row[2]) + at, g);
+    load4(reinterpret_cast<const __half*>(row[5]) + at, u);
+    load4(reinterpret_cast<const __half*>(row[7]) + at, s);
+    swiglu(gate, up, g, u, s, c.swiglu_limit);
+    store_fragments(static_cast<__half*>(c.act) + static_cast<int64_t>(pick) * c.intermediate, block, s);
+}
+
+__device__ inline void weigh(const ExpertsDecode& c, int64_t expert, int pick, int block, float (&v)[4]) {
+    const int at = 128 * block + 4 * (threadIdx.x & 31);
+    float s[4];
+    load4(reinterpret_cast<const __half*>(c.table[9 * expert + 8]) + at, s);
+    hadamard(v);
+    const float scale = kInverseSqrt128 * (c.weight_on_input ? 1.0f : c.weights[pick]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] *= s[i] * scale;
+    put(c.y + static_cast<int64_t>(pick) * c.hidden + 128 * block, v);
+}
+
+// The sum over every token's picks of 128 columns, experts ascending, then slots ascending.
+__device__ inline void combine(const ExpertsDecode& c, const Routing& r, int block) {
+    const int lane = threadIdx.x & 31;
+    for (int token = threadIdx.x >> 5; token < c.tokens; token += kWarps) {
+        const int base = token * c.top_k;
+        const int64_t mine = lane < c.top_k ? id_at(c, base + lane) : INT64_MAX;
+        const bool added = lane < c.top_k && r.rank[base + lane] != kNobody;
+        int place = 0;
+        for (int slot = 0; slot < c.top_k; ++slot) {
+            const int64_t other = __shfl_sync(0xFFFFFFFFu, mine, slot);
+            place += other < mine || (other == mine && slot < lane);
+        }
+        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        for (int i = 0; i < c.top_k; ++i) {
+            const uint32_t who = __ballot_sync(0xFFFFFFFFu, added && place == i);
+            if (who == 0) continue;
+            const int pick = base + __ffs(who) - 1;
+            float v[4];
+            if (r.rank[pick] == kNotHere) {
+                v[0] = v[1] = v[2] = v[3] = __int_as_float(0x7FC00000);  // never silently wrong
+            } else {
+                add_parts(c.y + static_cast<int64_t>(pick) * c.hidden + 128 * block, 1, 0, v);
+            }
+#pragma unroll
+            for (int j = 0; j < 4; ++j) sum[j] += v[j];
+        }
+        store4(c.out, static_cast<int64_t>(token) * c.hidden + 128 * block + 4 * lane, c.dtype, sum);
+    }
+}
+
+}  // namespace exl3

@@ -1,0 +1,70 @@
+// Which work a block does next. Two queues of units, host experts' and device experts'; tickets go up:
+// all units A of all the queue's entries, then all units B.
+#pragma once
+#include "control.h"
+#include "experts.h"
+#include "route.cuh"
+
+namespace exl3 {
+
+struct Unit {
+    bool down;
+    int entry, block, part;  // block of 128 columns, part of k
+};
+
+// A ticket as one number, so that a block's warps can hand it on with single atomics.
+constexpr int kNoUnit = -1, kUnclaimed = -2, kBeingClaimed = -3, kHostTicket = 1 << 30;
+
+__device__ inline int units_of_one(const ExpertsDecode& c) {
+    return c.intermediate / 128 * c.split_a + c.hidden / 128 * c.split_b;
+}
+
+__device__ inline Unit unit_of(const ExpertsDecode& c, const Routing& r, int ticket) {
+    const bool host = (ticket & kHostTicket) != 0;
+    int at = ticket & ~kHostTicket;
+    const int first = host ? 0 : r.host_entries;
+    const int entries = (host ? r.host_entries : r.entries) - first;
+    const int units_a = c.intermediate / 128 * c.split_a;
+    Unit unit;
+    unit.down = at >= entries * units_a;
+    if (unit.down) at -= entries * units_a;
+    const int split = unit.down ? c.split_b : c.split_a;
+    const int per_entry = unit.down ? c.hidden / 128 * c.split_b : units_a;
+    unit.entry = first + at / per_entry;
+    unit.block = at % per_entry / split;
+    unit.part = at % per_entry % split;
+    return unit;
+}
+
+// The next ticket of this block's queue, or of the other; kNoUnit when both are empty. One thread.
+__device__ inline int take(const ExpertsDecode& c, const Routing& r) {
+    const int block = blockIdx.x, device_entries = r.entries - r.host_entries;
+    // While the link decides, as many as share it best; else as few as keep up with it.
+    const bool link_decides = r.host_entries * c.link_entries >= device_entries;
+    const bool host_first = block < (link_decides ? c.host_blocks : c.link_blocks);
+    for (int attempt = 0; attempt < 2; ++attempt) {
+        const bool host = host_first == (attempt == 0);
+        const int entries = host ? r.host_entries : device_entries;
+        if (entries == 0 || (host && block >= c.host_blocks)) continue;
+        const int at = atomicAdd(c.control + (host ? Control::kTicketHost : Control::kTicketDevice), 1);
+        if (at < entries * units_of_one(c)) return host ? at | kHostTicket : at;
+    }
+    return kNoUnit;
+}
+
+// The block's next ticket, the same for all its warps: the first that asks takes it. *slot is
+// kUnclaimed before, and is put back to that between two barriers. All lanes of a warp call.
+__device__ inline int claim(const ExpertsDecode& c, const Routing& r, int* slot) {
+    int ticket = 0;
+    if ((threadIdx.x & 31) == 0) {
+        ticket = atomicCAS(slot, kUnclaimed, kBeingClaimed);
+        if (ticket == kUnclaimed) {
+            ticket = take(c, r);
+            atomicExch(slot, ticket);
+        }
+        while (ticket == kBeingClaimed) ticket = atomicAdd(slot, 0);
+    }
+    return __shfl_sync(0xFFFFFFFFu, ticket, 0);
+}
+
+}  // namespace exl3

@@ -1,0 +1,1 @@
+"""The kernels against this machine's own ceilings, a script for each claim."""

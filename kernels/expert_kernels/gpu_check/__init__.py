@@ -1,0 +1,1 @@
+"""Every CUDA op against the float64 reference, on this GPU."""
