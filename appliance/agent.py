@@ -128,7 +128,7 @@ class Agent:
         at = time.monotonic()
         try:
             key = first_key(self._files.control_key)
-            client = Client(state.host, state.port, key, timeout_seconds=ANSWER_SECONDS)
+            client = Client(state.host, state.port, key, state.certificate, ANSWER_SECONDS)
             self.exposition = client.text("/metrics")
             sample = read_sample(self.exposition, at)
             in_flight = client.get("/gateway/state")["in_flight"]

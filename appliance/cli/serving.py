@@ -54,12 +54,15 @@ def wishes_of(
         engine_python=settings.engine_python,
         host=host or settings.host,
         port=port or settings.port,
-        served_name=name,
+        served_name=name or settings.served_name,
         drain_seconds=settings.drain_seconds,
         start_limit_seconds=settings.start_limit_seconds,
         max_body_bytes=settings.gateway_max_body_bytes,
         max_header_bytes=settings.gateway_max_header_bytes,
         exl3_owner=settings.exl3_owner,
+        tls=settings.tls,
+        certificate=settings.tls_certificate,
+        certificate_key=settings.tls_key,
     )
 
 
@@ -88,15 +91,19 @@ def up(
     from appliance.serve.prepare import Request, prepare
 
     settings = read_settings()
+    # What the command line does not say, the settings do, as in a container.
     policy = options.policy(
-        tensor_parallel=tensor_parallel,
+        device=settings.device,
+        tensor_parallel=tensor_parallel or settings.tensor_parallel,
         expert_parallel=expert_parallel,
-        streams=streams,
-        context_tokens=context,
-        host_share=host_share,
+        streams=streams or settings.streams,
+        context_tokens=context or settings.context_tokens,
+        host_share=settings.host_share if host_share is None else host_share,
     )
-    ignored = tuple(ignore or ())
-    request = Request(model, plan, policy, options.heat(heat), dry_run, ignored)
+    ignored = (*(ignore or ()), *filter(None, settings.ignore_checks.split(",")))
+    request = Request(
+        model or settings.model, plan or settings.plan, policy, options.heat(heat), dry_run, ignored
+    )
     wishes = wishes_of(settings, host=host, port=port, name=name)
     with render.Progress("reading the checkpoint, the machine and the plan"):
         prepared = prepare(request, wishes, files_of(settings))
