@@ -178,19 +178,21 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
 
 def status(json: options.Json = False) -> int:
     """What runs, since when, where every expert lives, what crossed from host memory."""
-    from appliance.cli.view import status_rows
+    from appliance.cli.view import now_of, status_rows
     from appliance.serve import local
 
-    found = local.status(files_of(read_settings()))
+    settings = read_settings()
+    found = local.status(files_of(settings))
     if found is None:
         if json:
             render.as_json(None)
         render.say("nothing was ever started from this state directory")
         return 3
+    now = now_of(found, settings)
     if json:
-        render.as_json(found.as_json())
+        render.as_json({**found.as_json(), **now})
     else:
-        render.table(status_rows(found))
+        render.table(status_rows(found, now))
     return 0 if found.is_serving else 3
 
 
