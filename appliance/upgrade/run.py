@@ -97,8 +97,9 @@ class Runner:
             end = {"outcome": "committed", "ended": time.time()}
             upgrade = upgrade.model_copy(update=end)
             write_book(self.path, book.closed(upgrade))
-        except (ApplianceError, OSError) as error:
-            reason = f"{upgrade.step}: {error}"
+        except Exception as error:  # noqa: BLE001 (whatever it was: the old one must serve)
+            known = isinstance(error, ApplianceError | OSError)
+            reason = f"{upgrade.step}: {error if known else repr(error)}"
             self.tell(f"{reason}; going back to {upgrade.previous.release}")
             failed = {"undoing": True, "reason": reason, "outcome": "running", "ended": None}
             return self._undo(book, upgrade.model_copy(update=failed))

@@ -193,3 +193,15 @@ def test_what_an_upgrade_changes_is_told_field_by_field_and_nothing_else_is():
         "plan_digest": "plan-of-1.0 -> None", "schema_version": "1 -> 3",
     }  # fmt: skip
     assert changes(OLD, OLD.model_copy(update={"plan": Path("/elsewhere.json")})) == {}
+
+
+def test_a_fault_of_our_own_is_undone_like_any_other_failure(tmp_path):
+    deploy(tmp_path)
+
+    class Buggy(FileWorld):
+        def prove(self, deployment: Deployment) -> None:
+            raise TypeError("'NoneType' object is not subscriptable")
+
+    outcome = Runner(Buggy(tmp_path), tmp_path).upgrade(NEW)
+    assert outcome.outcome == "undone" and "TypeError" in outcome.reason
+    assert assert_serving_and_recorded(tmp_path).current == OLD
