@@ -29,7 +29,8 @@ def measure(repeats: int) -> Iterator[Facts]:
         )
         facts = {"touched": touched, "top_k": top_k, "host": hosts}
         yield {**facts, "us": problem.microseconds()}
-        yield {**facts, "overlap": False, "us": problem.microseconds(overlap=False)}
+        for overlap in (0, 3):
+            yield {**facts, "overlap": overlap, "us": problem.microseconds(overlap=overlap)}
         changes: list[Facts] = [
             *({"host_blocks": n} for n in (32, 48, 72, 96, 132) if hosts),
             *({"link_blocks": n} for n in (8, 12, 20, 24) if 0 < hosts < touched),

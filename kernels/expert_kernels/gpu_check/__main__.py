@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import torch
 
 from expert_kernels import build, cuda
-from expert_kernels.gpu_check import decode, dense, graphs, write_through
+from expert_kernels.gpu_check import decode, dense, graphs, rows, write_through
 from expert_kernels.gpu_check.compare import Facts, Section
 
 
@@ -127,6 +127,7 @@ def main(argv: list[str] | None = None) -> int:
         "prefill_formats": dense.prefill_formats,
         "linear": dense.linear,
         "write_through": write_through.write_through,
+        "lookups": rows.lookups,
         "graph": graphs.graph,
         "back_to_back": graphs.back_to_back,
         "stress": lambda: graphs.stress(a.steps, a.stress_seconds),

@@ -33,7 +33,7 @@ def compare(
     seed: int = 0,
     limit: float | None = None,
     weight_on_input: bool = False,
-    overlap: bool = True,
+    overlap: int = 1,
 ) -> Facts:
     x = inputs(tokens, experts.shape.hidden, dtype, seed)
     weights, ids = routing(tokens, top_k, experts.count, seed=seed)

@@ -35,7 +35,11 @@ def rows() -> Iterator[Facts]:
             "weight_on_input": True,
             **compare(experts, tokens, 1, torch.float16, weight_on_input=True),
         }
-        yield {"overlap": False, **compare(experts, tokens, 2, torch.float16, overlap=False)}
+        for overlap in (0, 3):
+            yield {
+                "overlap": overlap,
+                **compare(experts, tokens, 2, torch.float16, overlap=overlap),
+            }
 
 
 def real_shapes() -> Iterator[Facts]:
