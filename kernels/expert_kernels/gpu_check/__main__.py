@@ -121,6 +121,7 @@ def main(argv: list[str] | None = None) -> int:
         "reconstruct": dense.reconstruct,
         "formats": decode.formats,
         "rows": decode.rows,
+        "splits": decode.splits,
         "odd_picks": decode.odd_picks,
         "real_shapes": decode.real_shapes,
         "prefill": dense.prefill,
