@@ -3,14 +3,12 @@
 #   docker build --build-arg FLAVOUR=cpu -t moe-appliance:cpu .
 #
 # Stages: base -> deps -> ours, kernels -> runtime. Nothing compiles at start: there is no compiler there.
+# Kernels are compiled by the nvcc that the engine's own pins bring: there is no second base image.
 ARG FLAVOUR=gpu
 # What everything runs on. The default of the cpu flavour is Debian's Python (compose.yaml).
 # Pin it in production: BASE_IMAGE=name@sha256:...
 ARG BASE_IMAGE=docker.io/nvidia/cuda:13.0.2-base-ubuntu24.04
-# Where kernels are compiled: the same system with nvcc and its headers.
-ARG COMPILER_IMAGE=docker.io/nvidia/cuda:13.0.2-devel-ubuntu24.04
-# gpu: build (compile here, about 40 minutes an architecture on two cores) or cache (image/kernels).
-# cpu: none.
+# gpu: build (compile here) or cache (taken from image/kernels, which `make kernels` fills). cpu: none.
 ARG KERNELS=build
 
 FROM ${BASE_IMAGE} AS base
@@ -32,8 +30,14 @@ COPY constraints/engine-${FLAVOUR}.in constraints/engine-${FLAVOUR}.txt constrai
 RUN python3 -m venv /opt/appliance
 ENV PATH=/opt/appliance/bin:$PATH
 COPY image/install.py image/
+# hadolint ignore=DL3042
 RUN --mount=type=bind,source=image/wheels,target=/wheels \
     --mount=type=cache,target=/root/.cache/pip python image/install.py engine
+
+# The engine without what only compiles: without a host's compiler it could not be used anyway.
+FROM deps AS served
+ARG FLAVOUR
+RUN python image/install.py strip
 
 # Ours apart from the engine's gigabytes: a change of our code copies only our code.
 FROM deps AS ours
@@ -45,22 +49,25 @@ COPY kernels/ kernels/
 COPY appliance/ appliance/
 RUN python image/install.py appliance
 
-# Compiled in an image that has nvcc, for the torch of `deps`.
-FROM ${COMPILER_IMAGE} AS kernels-build
+FROM deps AS kernels-build
 ARG TORCH_CUDA_ARCH_LIST="9.0 12.0"
+ARG WITH_VLLM_EXL3=""
 ARG MAX_JOBS=""
-ENV DEBIAN_FRONTEND=noninteractive TRITON_LIBCUDA_PATH=/usr/lib/x86_64-linux-gnu
+ENV TRITON_LIBCUDA_PATH=/usr/lib/x86_64-linux-gnu
 RUN apt-get update -qq \
- && apt-get install -y -qq --no-install-recommends python3 python3-venv python3-dev g++ ninja-build \
+ && apt-get install -y -qq --no-install-recommends python3-dev g++ ninja-build \
  && rm -rf /var/lib/apt/lists/*
-COPY --from=deps /opt/appliance /opt/appliance
-COPY image/compile.py /build/
-RUN /opt/appliance/bin/python /build/compile.py /kernels
+COPY kernels/ kernels/
+COPY image/compile.py image/
+RUN python image/compile.py build /kernels
+
+FROM scratch AS kernels-out
+COPY --from=kernels-build /kernels/ /
 
 FROM base AS kernels-cache
-COPY image/kernels/ /kernels/
-RUN test -f /kernels/exllamav3_ext.so \
- || { echo "image/kernels holds no exllamav3_ext.so: build with KERNELS=build" >&2; exit 1; }
+COPY kernels/ /build/kernels/
+COPY image/compile.py image/kernels/ /kernels/
+RUN python3 /kernels/compile.py check /kernels
 
 FROM base AS kernels-none
 RUN mkdir /kernels
@@ -84,7 +91,7 @@ RUN groupadd --gid 10001 appliance \
             --shell /usr/sbin/nologin appliance \
  && install -d -o 10001 -g 10001 -m 0700 /var/lib/appliance \
  && install -d -o 10001 -g 10001 -m 0755 /models
-COPY --from=deps /opt/appliance /opt/appliance
+COPY --from=served /opt/appliance /opt/appliance
 COPY --from=kernels /kernels/ /opt/kernels/
 ENV PATH=/opt/appliance/bin:$PATH PYTHONUNBUFFERED=1 HOME=/var/lib/appliance \
     PYTHONPATH=/opt/kernels TRITON_LIBCUDA_PATH=/usr/lib/x86_64-linux-gnu \
@@ -93,7 +100,9 @@ ENV PATH=/opt/appliance/bin:$PATH PYTHONUNBUFFERED=1 HOME=/var/lib/appliance \
     APPLIANCE_RELEASE=${RELEASE}
 RUN --mount=type=bind,from=ours,source=/out,target=/out \
     python -m pip install --quiet --no-cache-dir --no-index --no-deps /out/*.whl \
- && python /out/sbom.py /opt/appliance/sbom.json
+ && python /out/sbom.py /opt/appliance/sbom.json \
+ && if [ -f /opt/kernels/libexpert_kernels.so ]; then ln -s /opt/kernels/libexpert_kernels.so \
+        "$(dirname "$(python -c 'import expert_kernels; print(expert_kernels.__file__)')")"; fi
 USER 10001:10001
 WORKDIR /var/lib/appliance
 VOLUME ["/var/lib/appliance"]

@@ -4,7 +4,7 @@ BIN := .venv/bin
 PINS := $(wildcard constraints/*.txt) pyproject.toml constraints/install.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check lint test soak bench-gpu image check-image fmt golden setup clean
+.PHONY: help demo check lint test soak bench-gpu image kernels check-image fmt golden setup clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -26,6 +26,11 @@ test: .venv/dev ## the tests alone
 image: image/wheels/.torch ## build the demo's image (needs Docker)
 	@docker compose build demo
 
+kernels: ## compile the GPU kernels once, into image/kernels (needs Docker; then APPLIANCE_KERNELS=cache)
+	@docker build --target kernels-out --output image/kernels --build-arg FLAVOUR=gpu \
+		$(if $(APPLIANCE_BASE_IMAGE),--build-arg BASE_IMAGE=$(APPLIANCE_BASE_IMAGE)) \
+		$(if $(ARCHITECTURES),--build-arg "TORCH_CUDA_ARCH_LIST=$(ARCHITECTURES)") .
+
 check-image: .venv/dev image/wheels/.torch ## build the image, run it, test it, in a Docker engine of its own
 	@image/tests/run.sh
 
@@ -39,7 +44,7 @@ soak: .venv/dev ## weights killed and disks filled hundreds of times, 200 upgrad
 	@$(BIN)/python tests/soak/weights.py
 	@$(BIN)/python tests/soak/weights_speed.py
 	@MOE_APPLIANCE_SOAK=200 $(BIN)/pytest -q tests/appliance/upgrade
-	@$(BIN)/python tests/soak/upgrades.py 10
+	@$(BIN)/python tests/soak/upgrades.py
 
 # With the Python that has the GPU's torch: PYTHON=... if that is not python3.
 bench-gpu: ## on a GPU: the kernels checked, then each claim beside its ceiling (3 minutes)

@@ -51,6 +51,21 @@ def run(argv: Sequence[str], *, environment: Mapping[str, str], log: Path) -> in
             child.wait()
 
 
+def output(
+    argv: Sequence[str], *, environment: Mapping[str, str], limit_seconds: float
+) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a short command. Raises OSError where it cannot be started
+    and TimeoutError where it takes longer; it is ended then."""
+    try:
+        done = subprocess.run(
+            list(argv), env=dict(environment), stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, errors="replace", timeout=limit_seconds, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(f"{argv[0]} did not end within {limit_seconds:.0f} s") from error
+    return done.returncode, done.stdout, done.stderr
+
+
 def identity(pid: int) -> str | None:
     """Boot and start time of a running process: tells it from a later one with the same number.
 

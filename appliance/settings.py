@@ -41,6 +41,9 @@ class Settings(BaseModel):
     weights_token_file: Path | None = Field(
         None, description="file with the token that a mirror or `weights serve` asks for"
     )
+    weights_public_key: Path | None = Field(
+        None, description="file of minisign public keys; then unsigned weights are refused"
+    )
     model: Path | None = Field(None, description="folder of the checkpoint to serve")
     plan: Path | None = Field(None, description="serve this plan.json instead of making one")
     served_name: str | None = Field(None, description="name of the model in the API")
@@ -58,6 +61,10 @@ class Settings(BaseModel):
     )
     device: Literal["cuda", "cpu"] | None = Field(
         None, description="refuse to serve on anything else; default: what the plan says"
+    )
+    exl3_owner: str = Field(
+        "appliance",
+        description="the vLLM plugin that owns the method exl3; no other than ours obeys a plan",
     )
     deployment: Literal["local", "docker", "kubernetes"] = Field(
         "local", description="what preflight's remedies are worded for"
@@ -80,6 +87,9 @@ class Settings(BaseModel):
     )
     release: str | None = Field(None, description="the release in this image; set by the image")
     image_digest: str | None = Field(None, description="the image's digest, where known")
+    record: str | None = Field(
+        None, description="which deployment this container was started as; set by `upgrade`"
+    )
     gateway_keys: Path | None = Field(
         None, description="file of API keys, one a line; default: made in the state directory"
     )

@@ -1,4 +1,4 @@
-"""What the image's deps stage installs: first `engine` (slow, seldom changes), then `appliance`.
+"""What the image is made of: `engine` (slow, seldom changes), `strip`, `appliance`.
 
 Run by the image's own Python with FLAVOUR (cpu or gpu), TORCH_INDEX and WITH_VLLM_EXL3 in the
 environment. Standard library only. Hashes are required of all but torch (constraints/README.md).
@@ -17,8 +17,12 @@ from pathlib import Path
 PINS = Path("constraints")
 WHEELS, OUT = "/wheels", "/out"
 ENGINE = {"cpu": "engine-cpu.txt", "gpu": "engine-gpu.txt"}
-# Needed to compile, which the gpu flavour's kernels are after this; never to serve.
-UNUSED = ("torch/include", "torch/test", "torch/share")
+# Needed to compile, which the gpu flavour's kernels are before this; never to serve.
+UNUSED = {
+    "cpu": ("torch/include", "torch/test", "torch/share"),
+    "gpu": ("torch/include", "torch/test", "torch/share", "nvidia/cu13/bin", "nvidia/cu13/nvvm",
+            "nvidia/cu13/include"),
+}  # fmt: skip
 
 
 def run(command: str, *arguments: str) -> None:
@@ -47,8 +51,11 @@ def engine(flavour: str) -> None:
         pip("--no-deps", "--find-links", WHEELS, extra)
     if flavour == "cpu":
         name_the_cpu_build()
-        for folder in UNUSED:
-            shutil.rmtree(Path(sysconfig.get_path("purelib")) / folder, ignore_errors=True)
+
+
+def strip(flavour: str) -> None:
+    for folder in UNUSED[flavour]:
+        shutil.rmtree(Path(sysconfig.get_path("purelib")) / folder, ignore_errors=True)
 
 
 def name_the_cpu_build() -> None:
@@ -78,6 +85,8 @@ def main() -> None:
         sys.exit(f"FLAVOUR={flavour}: there is cpu and gpu")
     if sys.argv[1] == "engine":
         engine(flavour)
+    elif sys.argv[1] == "strip":
+        strip(flavour)
     else:
         appliance()
 

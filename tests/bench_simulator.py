@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from appliance.bench.capacity import Ask, Capacity, Goal, Search
 
 Draws = NDArray[np.float64]
+SEGMENT = 60  # turns after which streams, and what surrounds the machine, are drawn anew
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ class Machine:
     below: float
     seed: int
     requests: int = 0
-    blocks: int = 0
-    turns: dict[int, np.random.Generator] = field(default_factory=dict)
+    drawn: dict[int, list[float]] = field(default_factory=dict)  # by streams, turn by turn
+    used: dict[int, int] = field(default_factory=dict)
 
     def p5(self, streams: int) -> float:
         falls = (4.0 + self.truth) / (4.0 + streams)
@@ -68,16 +69,23 @@ class Machine:
         return self.goal.threshold * edge * falls
 
     def run(self, ask: Ask) -> list[float]:
+        wave = np.exp(np.sin(self.requests / 400.0) * self.noise.drift)
         self.requests += ask.requests
-        self.blocks += 1
-        wave = np.sin(self.blocks / 3.0) * self.noise.drift
-        # A number of streams draws from its own sequence: two ways to search meet the same turns.
-        chance = self.turns.setdefault(ask.streams, np.random.default_rng([self.seed, ask.streams]))
-        shift = np.exp(wave + chance.normal(0, self.noise.block_sigma))
-        relative = draw(self.noise, ask.streams, ask.turns, chance)
-        scale = self.p5(ask.streams) / true_p5(self.noise) * shift
-        speeds: list[float] = (relative * scale).tolist()
-        return speeds
+        used = self.used.get(ask.streams, 0)
+        self.used[ask.streams] = used + ask.turns
+        speeds = self.turns(ask.streams, used + ask.turns)[used:]
+        return [speed * float(wave) for speed in speeds]
+
+    def turns(self, streams: int, count: int) -> list[float]:
+        """The first turns of a number of streams. The k-th is the same however it was asked for:
+        two ways to search meet the same turns, so that their costs can be compared run by run."""
+        have = self.drawn.setdefault(streams, [])
+        while len(have) < count:
+            chance = np.random.default_rng([self.seed, streams, len(have)])
+            shift = np.exp(chance.normal(0, self.noise.block_sigma))
+            relative = draw(self.noise, streams, SEGMENT, chance)
+            have += (relative * shift * self.p5(streams) / true_p5(self.noise)).tolist()
+        return have[:count]
 
 
 def machine(seed: int, least_truth: int = 0, most_truth: int = 48) -> Machine:

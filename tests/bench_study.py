@@ -1,6 +1,7 @@
 """How often the capacity search is right, and what it costs, on machines with known truth.
 
 PYTHONPATH=.:tests python -m bench_study capacity 1000
+PYTHONPATH=.:tests python -m bench_study capacity 1000 5000      # other seeds
 PYTHONPATH=.:tests python -m bench_study bounds 10000
 """
 
@@ -47,9 +48,9 @@ class Study:
         )
 
 
-def study_capacity(runs: int, least_truth: int = 0) -> Study:
+def study_capacity(runs: int, least_truth: int = 0, first_seed: int = 0) -> Study:
     found = Study()
-    for seed in range(runs):
+    for seed in range(first_seed, first_seed + runs):
         ours, plain = machine(seed, least_truth), machine(seed, least_truth)
         capacity = drive(search(ours.goal), ours.run)
         drive(linear_sweep(plain.goal), plain.run)
@@ -86,19 +87,21 @@ def coverage_of_ratio(studies: int, turns: int) -> float:
     return hits / studies
 
 
-def main(what: str, count: int) -> None:
+def main(what: str, count: int, first_seed: int = 0) -> None:
     began = time.process_time()
     if what == "capacity":
-        study = study_capacity(count)
+        study = study_capacity(count, first_seed=first_seed)
         print(f"{count - len(study.wrong)} of {study.runs} right; wrong (seed, truth, found):")
         print(f"  {study.wrong}")
         for name, cost in (("N < 32", study.small), ("N >= 32", study.large)):
             for against in ("fixed", "early"):
                 ratios = sorted(getattr(cost, against))
-                p95 = ratios[int(0.95 * len(ratios))]
+                shares = [ratios[int(part * len(ratios))] for part in (0.5, 0.95, 0.99)]
+                p50, p95, p99 = (f"{share:.3f}" for share in shares)
                 print(
-                    f"{name}, requests over the {against} sweep's, {len(ratios)} runs: "
-                    f"mean {statistics.fmean(ratios):.3f}, p95 {p95:.3f}, most {ratios[-1]:.3f}"
+                    f"{name}, requests over the {against} sweep's, {len(ratios)} runs: mean "
+                    f"{statistics.fmean(ratios):.3f}, p50 {p50}, p95 {p95}, p99 {p99}, "
+                    f"most {ratios[-1]:.3f}"
                 )
         print(f"worst mean over a truth, early sweep: {study.worst_mean_ratio():.3f}")
     else:
@@ -110,4 +113,4 @@ def main(what: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

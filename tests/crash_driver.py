@@ -12,12 +12,16 @@ import sys
 import traceback
 from pathlib import Path
 
+from appliance.checkpoint.exl3 import read_checkpoint
 from appliance.errors import ApplianceError, WeightsError
 from appliance.weights.activate import activate
 from appliance.weights.bundle_write import create_bundle
+from appliance.weights.collect import Beside
 from appliance.weights.fetch import Transfer
 from appliance.weights.network import Network
 from appliance.weights.pull import pull
+from appliance.weights.repack import repack
+from appliance.weights.repair import repair
 from appliance.weights.source import open_source
 from appliance.weights.store import make_store
 from appliance.weights.sweep import gc
@@ -32,9 +36,7 @@ def run(operation, folder, argument):
         transfer = Transfer(connections=CONNECTIONS, first_pause_seconds=0.01)
         pull(store, open_source(argument, Network()), transfer, lambda moment: None)
     elif operation == "verify":
-        verdict = verify(
-            store, store.releases(), Reading(full=True, threads=2), lambda done, total: None
-        )
+        verdict = look(store, full=True)
         assert verdict.is_right, verdict
     elif operation == "activate":
         activate(store, store.find(argument), in_use_is_fine=True)
@@ -45,13 +47,25 @@ def run(operation, folder, argument):
             store,
             store.find(None),
             Path(folder) / "bundle",
-            extras=[],
-            images={},
+            beside=Beside(),
             part_bytes=1 << 20,
             observe=lambda done, total: None,
         )
+    elif operation == "repack":
+        checkpoint = read_checkpoint(store.pointer)
+        repack(checkpoint, Path(folder) / "arena", 1, lambda done, total: None)
+    elif operation == "repair":
+        bad = look(store, full=False).bad
+        transfer = Transfer(connections=CONNECTIONS, first_pause_seconds=0.01)
+        if bad:
+            repair(store, open_source(argument, Network()), bad, transfer)
+        assert look(store, full=False).is_right
     else:
         raise ValueError(operation)
+
+
+def look(store, full):
+    return verify(store, store.releases(), Reading(full=full, threads=2), lambda done, total: None)
 
 
 def child(asked, answer):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.weights.manifest import CHUNK_BYTES
+from appliance.weights.marks import clean_mark
 from appliance.weights.release import check_release
 from appliance.weights.store import Store, open_store
 
@@ -22,6 +23,7 @@ HERE = Path(__file__).resolve().parent
 CONNECTIONS = 2  # as in crash_driver
 LOOK_BYTES = 2 << 20  # headers, which every run asks for first
 KILL_BEFORE, KILL_AFTER = 0, -1
+OUTPUT = {"bundle": "bundle", "repack": "arena"}  # the folder that each writes into
 NEVER = 0
 
 
@@ -154,6 +156,70 @@ def kill_at(
             assert crash.run(operation, work, argument).code == 0
             assert what_is_wrong(work) == []
             assert open_store(work).current() == asked
+
+
+def kill_writers_at(
+    crash: Crasher, prepared: Path, work: Path, operation: str, points: list[int]
+) -> None:
+    """Kill bundle or repack at each call of `points`: a file that has its name is whole.
+
+    What is there is held against the files of a run that nobody killed.
+    """
+    copy(prepared, work)
+    assert crash.run(operation, work).code == 0
+    whole = written(work / OUTPUT[operation])
+    for n in points:
+        for failure in (KILL_BEFORE, KILL_AFTER):
+            copy(prepared, work)
+            end = crash.run(operation, work, n=n, failure=failure)
+            assert (end.signal, end.code) in ((9, None), (0, 0)), end
+            left = written(work / OUTPUT[operation])
+            assert left.items() <= whole.items(), (operation, n, failure, left.keys())
+            assert what_is_wrong(work) == []
+            assert crash.run(operation, work).code == 0
+            assert written(work / OUTPUT[operation]) == whole
+            asides = [p.name for p in (work / OUTPUT[operation]).iterdir() if ".aside" in p.name]
+            assert len(asides) <= 1, asides  # of a small file; a large one's is taken over
+
+
+def kill_repairs_at(
+    crash: Crasher, prepared: Path, work: Path, source: str, points: list[int]
+) -> None:
+    """Kill a repair at each call: the damaged blob is right, or known to be wrong; then right."""
+    for n in points:
+        for failure in (KILL_BEFORE, KILL_AFTER):
+            copy(prepared, work)
+            damaged = damage(open_store(work))
+            end = crash.run("repair", work, source, n=n, failure=failure)
+            assert (end.signal, end.code) in ((9, None), (0, 0)), end
+            wrong = what_is_wrong(work)
+            assert wrong in ([], [f"blob {damaged} has other bytes"]), wrong
+            # Half-written bytes never pass for proved ones: verify looks at them again.
+            assert not wrong or clean_mark(open_store(work), damaged) is None
+            assert crash.run("repair", work, source).code == 0
+            assert what_is_wrong(work) == []
+
+
+def damage(store: Store) -> str:
+    """Flip a bit in the middle of the largest blob; gives its name."""
+    name, found = max(store.blob_names(), key=lambda blob: blob[1].st_size)
+    path = store.blob(name)
+    path.chmod(0o644)
+    with path.open("r+b") as stream:
+        stream.seek(found.st_size // 2)
+        byte = stream.read(1)
+        stream.seek(found.st_size // 2)
+        stream.write(bytes([byte[0] ^ 1]))
+    path.chmod(0o444)
+    return name
+
+
+def written(folder: Path) -> dict[str, str]:
+    """sha256 of every file that has its name."""
+    if not folder.is_dir():
+        return {}
+    files = [p for p in folder.iterdir() if p.is_file() and ".aside" not in p.name]
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
 def copy(prepared: Path, work: Path) -> None:

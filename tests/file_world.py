@@ -13,7 +13,7 @@ from pathlib import Path
 from appliance.errors import ServeError
 from appliance.upgrade import book as book_module
 from appliance.upgrade.book import Deployment
-from appliance.upgrade.migrate import Migration
+from appliance.upgrade.migrate import Migration, migrate
 
 CALLS = ("pull", "verify", "preflight", "plan", "drain", "stop", "start", "prove")
 
@@ -61,6 +61,9 @@ class FileWorld:
         aside = path.with_suffix(".aside")
         aside.write_text(json.dumps(value))
         aside.replace(path)
+
+    def served(self) -> Deployment:
+        return Deployment.model_validate(self.engine["deployment"])
 
     def _around(self, call: str, work) -> None:
         self._meet(call, "before")
@@ -116,6 +119,12 @@ class FileWorld:
 
     def admit(self) -> None:
         self._engine({**self.engine, "admitted": True})
+
+    def migrate(self, version: int, knows: Deployment) -> None:
+        migrate(self.folder, version, migrations(self.fault))
+
+    def recorded(self, deployment: Deployment) -> Deployment:
+        return deployment
 
 
 def rewrite(folder: Path, version: int, fault: Fault | None) -> None:

@@ -5,6 +5,9 @@
 It paces each stream on an absolute schedule and writes the true times (the same monotonic clock as
 the client's) into each event, so a client's own delay is the difference. What the request's `model`
 says makes it misbehave: http-429, reset, cut-off, hang, no-usage, empty, bad-json, error-event.
+
+`cache` and `no-cache` read a prompt at READ_SECONDS a word (less what the cache holds) before the
+first token, and while they read, tokens of other streams come SLOWER times as far apart.
 """
 
 import asyncio
@@ -13,7 +16,13 @@ import sys
 import time
 from pathlib import Path
 
+STARTED = time.time()
 INTERVAL, FIRST = float(sys.argv[2]) / 1e3, float(sys.argv[3]) / 1e3
+READ_SECONDS, SLOWER = 1e-4, 3
+MODELS = {"data": [{"id": "fine", "max_model_len": 4096}]}
+seen: list[list[str]] = []  # prompts read, as words
+counted = {"queries": 0, "hits": 0}
+reading = 0
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
 HEAD += b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
 
@@ -31,7 +40,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     try:
         head = await reader.readuntil(b"\r\n\r\n")
         if not head.startswith(b"POST"):
-            writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+            writer.write(page(head.split()[1]))
             return
         size = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
         asked = json.loads(await reader.readexactly(size))
@@ -43,12 +52,45 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.close()
 
 
+def page(path: bytes) -> bytes:
+    if path == b"/v1/models":
+        body = json.dumps(MODELS).encode()
+    elif path == b"/metrics":
+        names = [f"vllm:prefix_cache_{k}_total {v}.0" for k, v in counted.items()]
+        body = "\n".join([*names, f"process_start_time_seconds {STARTED}", ""]).encode()
+    else:
+        return b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+async def read(words: list[str], keep: bool) -> int:
+    """Takes its time, and says how many words were known."""
+    global reading
+    known = max((common(words[:-1], old) for old in seen if keep), default=0)
+    counted["queries"] += len(words)
+    counted["hits"] += known
+    if keep:
+        seen.append(words)
+    reading += 1
+    await asyncio.sleep(READ_SECONDS * (len(words) - known))
+    reading -= 1
+    return known
+
+
+def common(a: list[str], b: list[str]) -> int:
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
+
+
 async def answer(asked: dict, mood: str, writer: asyncio.StreamWriter) -> None:
     if mood == "http-429":
         body = b'{"error": {"message": "too many requests"}}'
         writer.write(b"HTTP/1.1 429 Too Many\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         return
     writer.write(HEAD)
+    words = [w for m in asked["messages"] for w in str(m["content"]).split()]
+    known = await read(words, mood == "cache") if mood in ("cache", "no-cache") else None
     count = asked.get("max_tokens") or asked["max_completion_tokens"]
     due = time.perf_counter() + FIRST
     for index in range(count):
@@ -71,11 +113,12 @@ async def answer(asked: dict, mood: str, writer: asyncio.StreamWriter) -> None:
             writer.write(event({"content": ""}))
         # The text of a token is the true time at which it was sent.
         writer.write(event({"content": f"{time.perf_counter():.6f} "}))
-        due += INTERVAL
+        due += INTERVAL * (SLOWER if reading else 1)
     writer.write(event({}, "length"))
     if mood != "no-usage":
-        words = sum(len(str(m["content"]).split()) for m in asked["messages"])
-        usage = {"prompt_tokens": words, "completion_tokens": count}
+        usage = {"prompt_tokens": len(words), "completion_tokens": count}
+        if known is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": known}
         writer.write(chunk(json.dumps({"choices": [], "usage": usage})))
     writer.write(chunk("[DONE]") + b"0\r\n\r\n")
 

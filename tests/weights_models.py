@@ -8,9 +8,12 @@ from hostile_server import HostileServer
 from tiny_checkpoint import qwen
 
 from appliance.weights.fetch import Transfer
+from appliance.weights.manifest import File, Manifest, chunk_count
+from appliance.weights.marks import write_mark
 from appliance.weights.names import MANIFEST
 from appliance.weights.network import Network
 from appliance.weights.pull import Pulled, pull
+from appliance.weights.release import link_target
 from appliance.weights.source import open_source
 from appliance.weights.store import Store
 
@@ -73,3 +76,24 @@ def same_bytes(release: Path, model: Path) -> bool:
         }
 
     return files(release) == files(model)
+
+
+def add_sparse_release(store: Store, shards: int, shard_bytes: int) -> str:
+    """A release of sparse blobs that count as proved, under made-up names; gives its id."""
+    hashes = [f"{number:064x}" for number in range(1, shards + 1)]
+    chunks = ("0" * 64,) * chunk_count(shard_bytes)
+    files = tuple(
+        File(path=f"s{sha}", size_bytes=shard_bytes, sha256=sha, chunks=chunks) for sha in hashes
+    )
+    made = Manifest(model="big", revision=None, licence=None, source=None, files=files)
+    folder = store.release_folder(made.release_id)
+    folder.mkdir()
+    (folder / MANIFEST).write_bytes(made.to_json())
+    for file in files:
+        blob = store.blob(file.sha256)
+        blob.parent.mkdir(exist_ok=True)
+        with blob.open("wb") as stream:
+            stream.truncate(file.size_bytes)
+        (folder / file.path).symlink_to(link_target(file))
+        write_mark(store, file.sha256, chunks)
+    return made.release_id

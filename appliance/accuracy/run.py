@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from appliance import durable
 from appliance.accuracy.scorers import score
 from appliance.accuracy.tasks import Item, Task
 from appliance.errors import ServeError, UsageError
@@ -159,9 +160,7 @@ def _pin(folder: Path, pinned: Pinned) -> None:
             )
         return
     folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f".{RUN}.{os.getpid()}"
-    aside.write_text(pinned.model_dump_json(indent=1) + "\n")
-    aside.replace(folder / RUN)
+    durable.write_file(folder / RUN, (pinned.model_dump_json(indent=1) + "\n").encode())
 
 
 def _answers(folder: Path) -> Iterator[dict[str, Any]]:

@@ -17,6 +17,7 @@ from appliance.bench.bounds import P5, lower_bound, quantile, upper_bound
 Verdict = Literal["holds", "fails"]
 LOOKS = (120, 180, 270, 405, 608, 912, 1368, 2052)  # turns, each half as many again
 CONFIDENCE = 0.95
+ROUGH_CONFIDENCE = 0.85
 LOOK_CONFIDENCE = 1.0 - (1.0 - CONFIDENCE) / len(LOOKS)
 
 
@@ -69,7 +70,21 @@ class Level:
         elif high is not None and high < self.threshold:
             self.verdict, self.sure = "fails", True
         elif len(speeds) >= LOOKS[-1]:
-            self.verdict = "holds" if quantile(speeds) >= self.threshold else "fails"
+            self.decide()
+
+    def decide(self) -> None:
+        """By the estimate alone, where more turns are not to be spent: not sure."""
+        if self.verdict is None:
+            self.verdict = "holds" if self.p5 >= self.threshold else "fails"
+
+    def is_clear(self) -> bool:
+        """Whether a short run can be believed: its threshold lies outside loose bounds."""
+        low, high = (
+            bound(self.speeds, P5, ROUGH_CONFIDENCE) for bound in (lower_bound, upper_bound)
+        )
+        return (low is not None and low >= self.threshold) or (
+            high is not None and high < self.threshold
+        )
 
     def seems_to_hold(self) -> bool:
         """The rough answer of a short run; the verdict where there is one."""

@@ -8,15 +8,40 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from appliance.bench.capacity import Ask
-from appliance.bench.client import Endpoint, Message, ask, usage_count
+from appliance.bench.client import Answer, Endpoint, Message, ask, usage_count
 from appliance.bench.samples import Role, Sample
 from appliance.bench.text import CHARACTERS_PER_TOKEN, text
 from appliance.bench.turns import Session, Turn
 from appliance.errors import ServeError
 
 AFTER_ERROR_SECONDS = 0.2
+
+
+async def feel(
+    endpoint: Endpoint, messages: list[Message], tokens: int, **about: Any
+) -> tuple[Answer, Sample]:
+    """Ask once; what came, and the sample of it. `about`: the fields that say which turn it is."""
+    began = time.time()
+    answer = await ask(endpoint, messages, tokens)
+    times = answer.token_times
+    # Whole nanoseconds: what is written is what is judged, so a replay agrees.
+    return answer, Sample(
+        began=round(began, 6),
+        asked_tokens=tokens,
+        error=answer.error,
+        detail=answer.detail,
+        first_token=round(times[0], 9) if times else None,
+        latency=round(answer.latency, 9),
+        gaps=tuple(round(b - a, 9) for a, b in itertools.pairwise(times)),
+        empty_chunks=answer.empty_chunks,
+        input_tokens=usage_count(answer.usage, "prompt_tokens"),
+        cached_tokens=usage_count(answer.usage, "prompt_tokens_details", "cached_tokens"),
+        output_tokens=usage_count(answer.usage, "completion_tokens"),
+        **about,
+    )
 
 
 @dataclass
@@ -86,32 +111,11 @@ class Load:
                 )
                 await asyncio.sleep(turn.think_seconds)
                 history.append({"role": "user", "content": self._input(turn)})
-                began = time.time()
-                answer = await ask(self.endpoint, history, turn.output_tokens)
-                times = answer.token_times
-                # Whole nanoseconds: what is written is what is judged, so a replay agrees.
-                yield Sample(
-                    session=session.name,
-                    turn=index,
-                    stream=stream,
-                    streams=streams,
-                    block=self.blocks,
-                    start=self.start,
-                    role=role,
-                    began=began,
-                    asked_tokens=turn.output_tokens,
-                    error=answer.error,
-                    detail=answer.detail,
-                    first_token=round(times[0], 9) if times else None,
-                    latency=round(answer.latency, 9),
-                    gaps=tuple(round(b - a, 9) for a, b in itertools.pairwise(times)),
-                    empty_chunks=answer.empty_chunks,
-                    input_tokens=usage_count(answer.usage, "prompt_tokens"),
-                    cached_tokens=usage_count(
-                        answer.usage, "prompt_tokens_details", "cached_tokens"
-                    ),
-                    output_tokens=usage_count(answer.usage, "completion_tokens"),
-                )
+                about = {"session": session.name, "turn": index, "stream": stream}
+                about |= {"streams": streams, "block": self.blocks, "start": self.start}
+                felt = await feel(self.endpoint, history, turn.output_tokens, role=role, **about)
+                answer, sample = felt
+                yield sample
                 number += 1
                 if answer.error is not None:
                     await asyncio.sleep(AFTER_ERROR_SECONDS)

@@ -98,7 +98,7 @@ class _Run:
             seconds=seconds,
             samples=len(self.samples),
             engine=self.target.engine(),
-            counters=_grown(before, self.target.counters()),
+            counters=grown(before, self.target.counters()),
         )
         self.record.add(block, self.samples)
         self.next += 1
@@ -133,7 +133,7 @@ def _must_match(block: Block, ask: Ask) -> None:
         )
 
 
-def _grown(before: Counters | None, after: Counters | None) -> dict[str, float] | None:
+def grown(before: Counters | None, after: Counters | None) -> dict[str, float] | None:
     if before is None or after is None:
         return None
     return {name: after[name] - before[name] for name in before if name in after}

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from appliance.bench.bounds import P5, quantile
 
 RESAMPLES = 1000
+CONFIDENCE = 0.95
 SLOWEST = 1e-3  # tokens per second: stands for a turn that failed
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """`value` is B / A; `interval` holds the true ratio at 95 %."""
+    """`value` is B / A; `interval` holds the true ratio at the confidence asked for (95 %)."""
 
     value: float
     interval: tuple[float, float]
@@ -27,7 +28,11 @@ class Ratio:
 
 
 def quantile_ratio(
-    a: Sequence[float], b: Sequence[float], share: float, resamples: int = RESAMPLES
+    a: Sequence[float],
+    b: Sequence[float],
+    share: float,
+    confidence: float = CONFIDENCE,
+    resamples: int = RESAMPLES,
 ) -> Ratio:
     """Quantile of B over quantile of A, and the percentile bootstrap over both samples.
 
@@ -41,13 +46,13 @@ def quantile_ratio(
         math.log(_redraw(right, share, chance)) - math.log(_redraw(left, share, chance))
         for _ in range(resamples)
     )
-    tail = round(0.025 * resamples)
+    tail = max(1, round((1 - confidence) / 2 * resamples))
     interval = (math.exp(logs[tail - 1]), math.exp(logs[-tail]))
     return Ratio(quantile(right, share) / quantile(left, share), interval)
 
 
-def p5_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
-    return quantile_ratio(a, b, P5)
+def p5_ratio(a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:
+    return quantile_ratio(a, b, P5, confidence)
 
 
 def median_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:

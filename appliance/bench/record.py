@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from appliance import durable
 from appliance.bench.capacity import Ask, Goal
 from appliance.bench.samples import Sample, from_json
 from appliance.bench.turns import Shape
@@ -30,19 +31,31 @@ class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Lengths(_Strict):
+    """What `bench context` sends. Tokens; `beside`: of the read beside three streams."""
+
+    contexts: tuple[int, ...]
+    repeats: int
+    output: int
+    beside: int
+    prefix: int
+    users: tuple[int, ...]
+
+
 class Stamp(_Strict):
     """What was measured on what. None: nobody could say."""
 
     schema_version: Literal[1] = 1
     made: str
     release: str | None
-    kind: Literal["capacity", "turns"]
+    kind: Literal["capacity", "turns", "context"]
     goal: Goal
     model: str
     seed: int
     think: bool = False
     shape: Shape
     trace_sha256: str | None = None
+    lengths: Lengths | None = None  # of a record of contexts
     text_sha256: str
     request: Mapping[str, Any]  # what every request body carried besides the messages
     host_digest: str | None = None
@@ -53,7 +66,8 @@ class Stamp(_Strict):
 class Block(_Strict):
     """One uninterrupted run. `counters`: by how much the engine's grew; None: it did not say.
 
-    `engine`: identity of the engine's process, where known, to tell one start from another.
+    `engine`: identity of the engine's process, where known, to tell one start from another. `part`:
+    which experiment of `bench context` this is.
     """
 
     start: int
@@ -64,6 +78,7 @@ class Block(_Strict):
     samples: int
     engine: str | None = None
     counters: Mapping[str, float] | None = None
+    part: str | None = None
 
 
 class Record:
@@ -104,9 +119,7 @@ class Record:
                 )
             return found
         folder.mkdir(parents=True, exist_ok=True)
-        aside = folder / f".{RECORD}.{os.getpid()}"
-        aside.write_text(stamp.model_dump_json(indent=1) + "\n")
-        aside.replace(folder / RECORD)
+        durable.write_file(folder / RECORD, (stamp.model_dump_json(indent=1) + "\n").encode())
         return cls(folder)
 
     @property

@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from appliance.bench.turns import Piece, Session, Turn
+from appliance.bench.turns import Piece, Session, Shape, Turn, unthinking
+from appliance.bench.turns import sessions as made
 from appliance.errors import UsageError
 
 MOONCAKE_BLOCK_TOKENS = 512
@@ -48,6 +49,19 @@ def endless(sessions: Sequence[Session], tag: str) -> Iterator[Session]:
                     for t in session.turns
                 ),
             )
+
+
+def source(
+    shape: Shape, seed: int, *, think: bool, trace: Sequence[Session] | None = None
+) -> Callable[[str], Iterator[Session]]:
+    """What a block is sent, by the block's tag: sessions of the shape, or of the trace if any."""
+
+    def of(tag: str) -> Iterator[Session]:
+        tag = f"{seed}.{tag}"
+        found = made(shape, tag) if trace is None else endless(trace, tag)
+        return found if think else map(unthinking, found)
+
+    return of
 
 
 def mooncake(file: Path, lines: list[Line]) -> list[Session]:

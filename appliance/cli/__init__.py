@@ -28,6 +28,7 @@ from appliance.cli import (
     store,
     transfers,
     tuning,
+    upgrading,
     weights,
 )
 from appliance.errors import ApplianceError
@@ -44,6 +45,7 @@ serving.register(app)
 demo.register(app)
 container.register(app)
 care.register(app)
+app.add_typer(upgrading.group, name="upgrade")
 tuning.register(app)
 sizing.register(app)
 app.add_typer(machine.group, name="preflight")

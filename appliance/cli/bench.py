@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,8 +17,8 @@ from appliance.errors import UsageError
 if TYPE_CHECKING:
     from appliance.bench.capacity import Ask, Goal
     from appliance.bench.measure import Target
-    from appliance.bench.record import Stamp
-    from appliance.bench.turns import Session, Shape
+    from appliance.bench.record import Lengths, Stamp
+    from appliance.bench.turns import Shape
     from appliance.cli.measured import Measured
 
 group = typer.Typer(help="Measure what a user feels.", no_args_is_help=True, rich_markup_mode=None)
@@ -107,11 +107,49 @@ def turns(
 
 
 @group.command()
+def context(
+    least: Annotated[int, typer.Option("--from", min=64, help="Shortest prompt, tokens.")] = 4096,
+    most: Annotated[
+        int | None, typer.Option("--to", help="Longest (default: what the server holds).")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Prompts of each length.")] = 3,
+    beside: Annotated[
+        int, typer.Option(help="Tokens a fourth stream reads beside three.")
+    ] = 131072,
+    out: Out = Path("context"),
+    url: Url = None,
+    model: Model = None,
+    key_file: KeyFile = None,
+    seed: Seed = 1,
+    stop_at_end: NoIgnoreEos = False,
+) -> int:
+    """Speed against context, first reads, cached prefixes. Exit code 3 without prefix caching."""
+    from appliance.bench.capacity import Goal
+    from appliance.bench.context import lengths_to, measure_context
+    from appliance.bench.context_report import context_lines, prefix_check
+    from appliance.bench.record import Record
+    from appliance.cli.measured import find
+
+    found = find(url, model, key_file, ignore_eos=not stop_at_end)
+    longest = most or found.context_tokens()
+    if longest is None:
+        raise UsageError("the server does not say how long a context it holds", fix="--to TOKENS")
+    lengths = lengths_to(min(least, longest), longest, repeats=repeats, beside=beside)
+    load = _Load(seed, None, None, think=False)
+    record = Record.create(out, load.stamp("context", Goal(), found, lengths))
+    measure_context(record, load.target(found))
+    render.lines(context_lines(record))
+    check = prefix_check(record)
+    return 3 if check is not None and check.works is False else 0
+
+
+@group.command()
 def report(
     record: RecordPath,
     svg: Annotated[Path | None, typer.Option(help="Also draw it here.", metavar="FILE")] = None,
 ) -> None:
     """What a record says, computed again from its samples."""
+    from appliance.bench.context_report import context_lines
     from appliance.bench.plot import plot_lines, plot_svg
     from appliance.bench.record import Record
     from appliance.bench.report import report as reported
@@ -119,6 +157,9 @@ def report(
     from appliance.bench.table import Row
 
     loaded = Record(record)
+    if loaded.stamp.kind == "context":
+        render.lines(context_lines(loaded))
+        return
     render.lines(report_lines(loaded))
     rows = [Row(line.streams, line.median, line.p5) for line in reported(loaded).lines]
     if rows:
@@ -154,15 +195,9 @@ class _Load:
             None if trace is None else hashlib.sha256(trace.read_bytes()).hexdigest()
         )
 
-    def sessions(self, tag: str) -> Iterator[Session]:
-        from appliance.bench.traces import endless
-        from appliance.bench.turns import sessions, unthinking
-
-        tag = f"{self.seed}.{tag}"
-        made = sessions(self.shape, tag) if self.trace is None else endless(self.trace, tag)
-        return made if self.think else map(unthinking, made)
-
-    def stamp(self, kind: str, goal: Goal, found: Measured) -> Stamp:
+    def stamp(
+        self, kind: str, goal: Goal, found: Measured, lengths: Lengths | None = None
+    ) -> Stamp:
         from appliance.bench.record import Stamp
         from appliance.bench.text import corpus
 
@@ -177,6 +212,7 @@ class _Load:
                 "think": self.think,
                 "shape": self.shape,
                 "trace_sha256": self.trace_sha256,
+                "lengths": lengths,
                 "text_sha256": hashlib.sha256(corpus().encode()).hexdigest(),
                 "request": dict(found.endpoint.extra),
                 "host_digest": found.host_digest,
@@ -186,8 +222,10 @@ class _Load:
 
     def target(self, found: Measured) -> Target:
         from appliance.bench.measure import Target
+        from appliance.bench.traces import source
 
-        return Target(found.endpoint, self.sessions, found.counters, found.engine, _said())
+        sessions = source(self.shape, self.seed, think=self.think, trace=self.trace)
+        return Target(found.endpoint, sessions, found.counters, found.engine, _said())
 
 
 def _release() -> str | None:

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from appliance.errors import ServeError, UsageError
 from appliance.settings import read_settings
 
 if TYPE_CHECKING:
     from appliance.bench.client import Endpoint
+    from appliance.serve.client import Client
     from appliance.serve.state import Files
 
 PREFIX_COUNTERS = {
@@ -27,6 +29,7 @@ class Measured:
     endpoint: Endpoint
     counters: Callable[[], dict[str, float] | None]
     engine: Callable[[], str | None]
+    context_tokens: Callable[[], int | None] = lambda: None
     host_digest: str | None = None
     plan_digest: str | None = None
     weights_digest: str | None = None
@@ -45,15 +48,57 @@ def find(
         if model is None:
             raise UsageError("a server at --url needs --model", fix="the name it lists at /models")
         key = None if key_file is None else first_key(key_file)
-        return Measured(Endpoint(url, model, key, extra=extra), lambda: None, lambda: None)
+        return _elsewhere(Endpoint(url, model, key, extra=extra))
     files = files_of(read_settings())
     return _appliance(files, model, extra)
+
+
+def _elsewhere(endpoint: Endpoint) -> Measured:
+    """Any OpenAI-compatible server; one that has vLLM's /metrics beside /v1 tells more."""
+    from appliance.serve.client import Client
+
+    url = urlsplit(endpoint.url)
+    if url.scheme != "http" or url.hostname is None:
+        return Measured(endpoint, lambda: None, lambda: None)
+    client = Client(url.hostname, url.port or 80, endpoint.key or "")
+
+    def engine() -> str | None:
+        began = _metric(client, "process_start_time_seconds")
+        return None if began is None else f"{url.netloc} since {began:.2f}"
+
+    return Measured(
+        endpoint,
+        lambda: _prefix_counters(client) or None,
+        engine,
+        lambda: _context_tokens(client, f"{url.path.rstrip('/')}/models"),
+    )
+
+
+def _prefix_counters(client: Client) -> dict[str, float]:
+    found = {name: _metric(client, metric) for name, metric in PREFIX_COUNTERS.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _metric(client: Client, name: str) -> float | None:
+    try:
+        return client.metric(name)
+    except (ServeError, ValueError):
+        return None  # other servers have no such page
+
+
+def _context_tokens(client: Client, path: str) -> int | None:
+    try:
+        found = client.get(path)["data"][0].get("max_model_len")
+    except (ServeError, LookupError, TypeError, AttributeError):
+        return None
+    return found if isinstance(found, int) else None
 
 
 def _appliance(files: Files, model: str | None, extra: dict[str, bool]) -> Measured:
     from appliance.bench.client import Endpoint
     from appliance.plan.model import load_plan
     from appliance.serve import local
+    from appliance.serve.client import Client
     from appliance.serve.keys import first_key
 
     found = local.status(files)
@@ -74,6 +119,7 @@ def _appliance(files: Files, model: str | None, extra: dict[str, bool]) -> Measu
         endpoint=Endpoint(f"{state.url}/v1", model or state.served_name, key, extra=extra),
         counters=lambda: _counters(files),
         engine=engine,
+        context_tokens=lambda: _context_tokens(Client(state.host, state.port, key), "/v1/models"),
         host_digest=plan.made_from.host,
         plan_digest=state.plan_digest,
         weights_digest=plan.made_from.checkpoint,
@@ -96,8 +142,4 @@ def _counters(files: Files) -> dict[str, float] | None:
         "picks": sum(sum(rank["picks"].values()) for rank in ranks),
     }
     client = Client(found.state.host, found.state.port, first_key(files.control_key))
-    for name, metric in PREFIX_COUNTERS.items():
-        value = client.metric(metric)
-        if value is not None:
-            counted[name] = value
-    return counted
+    return counted | _prefix_counters(client)

@@ -119,25 +119,39 @@ def simulate(
         typer.Option(help="Replay this router trace (.jsonl, .csv) in its order.", metavar="FILE"),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Rows a step.", metavar="N")] = 4,
-    seed: Annotated[str, typer.Option(help="Same seed, same draws.")] = "1",
+    seed: Annotated[
+        list[str] | None, typer.Option(help="Same seed, same draws (default 1).", metavar="SEED")
+    ] = None,
+    held_out: Annotated[
+        bool,
+        typer.Option("--held-out", help="Serve each topic on a plan like this, made without it."),
+    ] = False,
 ) -> None:
     """Replay traffic on a plan: picks that wait on the host, by rule for the spare slots.
 
-    --heat draws rows of each topic in the counts; --trace replays recorded ones.
+    --heat draws rows of each topic in the counts; --trace replays recorded ones. --held-out draws
+    more: topics alone, mixed and one after another; --seed twice or more gives a range.
     """
     from appliance.errors import UsageError
     from appliance.plan.heat_files import read_rows
+    from appliance.plan.held_out_table import held_out_lines, study_of
     from appliance.plan.model import load_plan
     from appliance.plan.simulate_plan import simulate_lines, trace_lines
 
-    loaded, counts = load_plan(plan), options.heat(heat)
+    loaded, counts, seeds = load_plan(plan), options.heat(heat), seed or ["1"]
     if trace is not None and counts is not None:
         raise UsageError("both --heat and --trace: the rows come from one of them")
+    if held_out and counts is None:
+        raise UsageError("--held-out leaves topics of counts out", fix="--heat FILE with topics")
+    if len(seeds) > 1 and not held_out:
+        raise UsageError(f"{len(seeds)} seeds are given: only --held-out takes several")
     if trace is not None:
         render.lines(trace_lines(loaded, read_rows(trace), batch))
+    elif counts is not None and held_out:
+        render.lines(held_out_lines(study_of(loaded, counts), seeds))
     elif counts is not None:
         with render.Progress(f"replaying {batch} rows a step"):
-            lines = simulate_lines(loaded, counts, batch, seed)
+            lines = simulate_lines(loaded, counts, batch, seeds[0])
         render.lines(lines)
     else:
         raise UsageError(

@@ -59,6 +59,7 @@ def wishes_of(
         start_limit_seconds=settings.start_limit_seconds,
         max_body_bytes=settings.gateway_max_body_bytes,
         max_header_bytes=settings.gateway_max_header_bytes,
+        exl3_owner=settings.exl3_owner,
     )
 
 

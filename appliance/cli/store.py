@@ -9,6 +9,7 @@ import typer
 
 from appliance import render
 from appliance.cli import options
+from appliance.cli.signing import sign, trusted
 from appliance.settings import read_settings
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ Release = Annotated[
 
 
 def register(group: typer.Typer) -> None:
-    for command in (ls, manifest, activate, rollback, history, du, rm, gc, repack):
+    for command in (ls, manifest, activate, rollback, history, du, rm, gc, repack, sign):
         group.command()(command)
 
 
@@ -207,4 +208,4 @@ def store_folder(chosen: Path | None) -> Path:
 def existing(chosen: Path | None) -> Store:
     from appliance.weights.store import open_store
 
-    return open_store(store_folder(chosen))
+    return open_store(store_folder(chosen), trusted())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from appliance import render
 from appliance.cli import options
+from appliance.cli.signing import trusted
 from appliance.cli.store import Release, StoreDir, existing, store_folder
 from appliance.errors import CheckFailed, UsageError
 from appliance.settings import read_network, read_settings
@@ -42,6 +44,10 @@ def pull(
     store: StoreDir = None,
     connections: Annotated[int, typer.Option(help="Ranges fetched at once.", min=1)] = 8,
     rate: Rate = None,
+    manifest: Annotated[
+        Path | None,
+        typer.Option(help="Hold the bytes against this manifest, signed or not.", metavar="FILE"),
+    ] = None,
     activate: Annotated[bool, typer.Option("--activate", help="Make it current after.")] = False,
     quiet: Quiet = False,
     json: options.Json = False,
@@ -51,7 +57,7 @@ def pull(
     from appliance.weights.pull import pull as fetch
     from appliance.weights.store import make_store
 
-    where = make_store(store_folder(store))
+    where = make_store(store_folder(store), trusted())
     progress = render.ByteProgress(f"pulling {source}", quiet=quiet, json=json)
     said = [""]
 
@@ -65,7 +71,7 @@ def pull(
         if not quiet:
             say_whether_it_fits(checkpoint)
 
-    pulled = fetch(where, opened(source), transfer(connections, rate), observe, look)
+    pulled = fetch(where, opened(source, manifest), transfer(connections, rate), observe, look)
     progress.end()
     render.say(
         f"{render.size(pulled.fetched_bytes)} fetched and {render.size(pulled.reused_bytes)} "
@@ -191,10 +197,13 @@ def came_from(where: Store, release: str) -> str:
     return source
 
 
-def opened(source: str) -> Source:
+def opened(source: str, manifest: Path | None = None) -> Source:
+    from appliance.weights.held import HeldSource
+    from appliance.weights.manifest import read_manifest
     from appliance.weights.source import open_source
 
-    return open_source(source, read_network(read_settings()))
+    found = open_source(source, read_network(read_settings()))
+    return found if manifest is None else HeldSource(found, read_manifest(manifest))
 
 
 def transfer(connections: int, rate: str | None) -> Transfer:

@@ -30,11 +30,18 @@ def status_rows(found: Status) -> list[Row]:
         ("API key", state.keys),
         ("plan", f"{state.plan} ({state.plan_digest[:12]})"),
         ("log", state.log),
+        ("exl3 is served by", _owners(found.engine)),
         ("since", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.since))),
     ]
     if found.gateway is not None:
         rows.append(("in flight", f"{found.gateway['in_flight']} requests"))
     return rows + home_rows(found.engine)
+
+
+def _owners(engine: Any) -> str | None:
+    if engine is None:
+        return None
+    return ", ".join(sorted({rank["method_owner"] for rank in engine["ranks"]}))
 
 
 def home_rows(engine: Any) -> list[Row]:
@@ -48,7 +55,7 @@ def home_rows(engine: Any) -> list[Row]:
         for home, held in rank["homes"].items():
             rows.append((f"{name}, {home}", f"{held['experts']:,} experts, {size(held['bytes'])}"))
         picks, read = rank["picks"], size(rank["host_bytes_read"])
-        total = picks["device"] + picks["host"]
+        total = sum(picks.values())
         share = (
             f"{picks['host'] / total:.1%} of {total:,} picks were there" if total else "no picks"
         )

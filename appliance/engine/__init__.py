@@ -7,6 +7,6 @@ vLLM calls `register` in every process it starts (API server, engine core, each 
 def register() -> None:
     """Make `exl3` a quantisation method of vLLM. May be called any number of times."""
     from appliance.engine import compat
-    from appliance.engine.config import Exl3Config
+    from appliance.engine.config import METHOD, Exl3Config
 
-    compat.claim_method("exl3", Exl3Config)
+    compat.claim_method(METHOD, Exl3Config)

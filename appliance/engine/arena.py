@@ -3,13 +3,16 @@
 An expert is one block [gate | up | down] of trellises in one home, 4 KiB-aligned, the same layout
 in both, so moving one is a copy of bytes and a change of three addresses. No stacked [E, ...]
 tensor of weights ever exists. Sizes are known from headers and plan before the first byte is read.
+
+Behind its residents the device pool has the spare slots of all layers. A slot holds a second copy
+of an expert whose home is the host; while it does, the kernels read that copy.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +20,14 @@ import torch
 from appliance.checkpoint.model import Checkpoint, ExpertShape, MoeLayer
 from appliance.engine.hostmem import HostMapping, Node
 from appliance.engine.pinning import Pinned, chunks
-from appliance.plan.model import BLOCK_ALIGNMENT_BYTES, Home, Plan, expert_block_bytes, parse_ids
+from appliance.plan.model import (
+    BLOCK_ALIGNMENT_BYTES,
+    Home,
+    LayerPlacement,
+    Plan,
+    expert_block_bytes,
+    parse_ids,
+)
 
 HOMES: tuple[Home, Home] = ("device", "host")
 
@@ -99,12 +109,21 @@ class Arena:
     Raises ValueError when the plan does not name every local expert of every layer exactly once.
     """
 
-    def __init__(self, plan: Plan, rank: int, checkpoint: Checkpoint, device: torch.device) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        learned: Mapping[int, Sequence[float]] | None = None,
+    ) -> None:
+        """`learned`: recent picks by layer and expert; those layers' slots start with the most
+        picked of their host experts, the others with what the plan names."""
         self.plan = plan.ranks[rank]
         self.layers = {layer.index: layer for layer in checkpoint.target_layers}
         parts = 1 if plan.expert_parallel else plan.tensor_parallel
         self.shard = Shard(0 if plan.expert_parallel else rank, parts)
-        offsets, sizes = self._layout(parts)
+        offsets, sizes, slots = self._layout(parts)
         node = None if self.plan.numa_node is None else Node(self.plan.numa_node, self._cpus())
         starts = [offset for home, offset, _ in offsets.values() if home == "host"]
         self.pools = {
@@ -115,13 +134,25 @@ class Arena:
             key: Block(home, self.pools[home].address + offset, size)
             for key, (home, offset, size) in offsets.items()
         }
+        base = self.pools["device"].address
+        # By layer the addresses of its slots, and of which expert each slot now has a copy.
+        self.slots = {layer: [base + at for at in places] for layer, places in slots.items()}
+        self.held: dict[tuple[int, int], int] = {
+            (place.layer, expert): address
+            for place in self.plan.layers
+            for expert, address in zip(
+                _first_in_slots(place, (learned or {}).get(place.layer)),
+                self.slots[place.layer],
+                strict=False,
+            )
+        }
 
     def _cpus(self) -> frozenset[int]:
         return parse_ids(self.plan.cpus) if self.plan.cpus else frozenset()
 
     def _layout(
         self, parts: int
-    ) -> tuple[dict[tuple[int, int], tuple[Home, int, int]], dict[str, int]]:
+    ) -> tuple[dict[tuple[int, int], tuple[Home, int, int]], dict[str, int], dict[int, list[int]]]:
         offsets: dict[tuple[int, int], tuple[Home, int, int]] = {}
         sizes: dict[str, int] = {"device": 0, "host": 0}
         for placement in self.plan.layers:
@@ -140,15 +171,28 @@ class Arena:
                 size = expert_block_bytes(layer.experts[expert], parts)
                 offsets[layer.index, expert] = (home, sizes[home], size)
                 sizes[home] += size
-        return offsets, sizes
+        slots: dict[int, list[int]] = {}
+        for placement in self.plan.layers:
+            size = expert_block_bytes(self.layers[placement.layer].experts[0], parts)
+            slots[placement.layer] = [
+                sizes["device"] + i * size for i in range(placement.cache_slots)
+            ]
+            sizes["device"] += placement.cache_slots * size
+        return offsets, sizes, slots
 
     def layer(self, index: int) -> MoeLayer:
         return self.layers[index]
 
-    def trellis_address(self, layer: int, expert: int, projection: int) -> int:
-        """Absolute address of one trellis: 0, 1, 2 are gate, up, down."""
+    def address(self, layer: int, expert: int) -> int:
+        """Where the kernels are to read an expert: its slot if it has one, else its home."""
+        slot = self.held.get((layer, expert))
+        return self.blocks[layer, expert].address if slot is None else slot
+
+    def trellis_addresses(self, layer: int, expert: int, at: int | None = None) -> tuple[int, ...]:
+        """Absolute addresses of gate, up and down: where they are read now, or in a block `at`."""
         shape = self.layers[layer].experts[expert]
-        return self.blocks[layer, expert].address + self._inner_offset(shape, projection)
+        start = self.address(layer, expert) if at is None else at
+        return tuple(start + self._inner_offset(shape, p) for p in range(3))
 
     def trellis_bytes(self, layer: int, expert: int, projection: int) -> int:
         shape = self.layers[layer].experts[expert]
@@ -168,22 +212,53 @@ class Arena:
                 f"layer {layer} expert {expert}: a trellis of {source.numel()} bytes came for a "
                 f"place of {size}"
             )
-        pool = self.pools[self.blocks[layer, expert].home]
-        start = self.trellis_address(layer, expert, projection) - pool.address
-        pool.memory[start : start + size].copy_(source)
+        for block in self.copies(layer, expert):
+            address = self.trellis_addresses(layer, expert, block)[projection]
+            pool = self.pool_at(address, size)
+            start = address - pool.address
+            pool.memory[start : start + size].copy_(source)
 
-    def read(self, layer: int, expert: int, projection: int) -> bytes:
-        """The live bytes of one trellis, from the very address that the kernels read."""
-        pool = self.pools[self.blocks[layer, expert].home]
-        address = self.trellis_address(layer, expert, projection)
+    def copies(self, layer: int, expert: int) -> tuple[int, ...]:
+        """Addresses of the blocks that hold an expert: its home, and its slot if it has one."""
+        home, read = self.blocks[layer, expert].address, self.address(layer, expert)
+        return (home,) if home == read else (home, read)
+
+    def read(self, layer: int, expert: int, projection: int, at: int | None = None) -> bytes:
+        """The live bytes of one trellis, from the very address that the kernels read, or of the
+        copy in the block `at`."""
+        address = self.trellis_addresses(layer, expert, at)[projection]
         size = self.trellis_bytes(layer, expert, projection)
+        pool = self.pool_at(address, size)
         if pool.mapping is not None:
             return ctypes.string_at(address, size)
         start = address - pool.address
         return bytes(pool.memory[start : start + size].cpu().numpy())
 
+    def pool_at(self, address: int, size_bytes: int) -> Pool:
+        """The pool of these bytes. Raises ValueError when they are in none."""
+        for pool in self.pools.values():
+            if pool.contains(address, size_bytes):
+                return pool
+        raise ValueError(f"{size_bytes:,} bytes at {address:#x} are in no home of this rank")
+
     def bytes_in(self, home: Home) -> int:
+        """Of the experts whose home it is, without slots."""
         return sum(block.size_bytes for block in self.blocks.values() if block.home == home)
+
+    @property
+    def slot_bytes(self) -> int:
+        return sum(len(places) * self.block_bytes(layer) for layer, places in self.slots.items())
+
+    def block_bytes(self, layer: int) -> int:
+        """Of one slot of a layer: its experts are of one size."""
+        return expert_block_bytes(self.layers[layer].experts[0], self.shard.parts)
+
+
+def _first_in_slots(place: LayerPlacement, picks: Sequence[float] | None) -> list[int]:
+    if picks is None:
+        return sorted(place.slot_experts)
+    hottest = sorted(place.host_experts, key=lambda expert: (-picks[expert], expert))
+    return sorted(hottest[: place.cache_slots])
 
 
 assert BLOCK_ALIGNMENT_BYTES % 128 == 0

@@ -44,7 +44,10 @@ __all__ = [
     "appliance_settings",
     "claim_method",
     "init_logger",
+    "owner_of",
+    "platform_worker",
     "register_op",
+    "require_owner",
     "set_weight_attrs",  # gives a placeholder its weight_loader
     "settings_of",
 ]
@@ -80,6 +83,35 @@ def claim_method(name: str, config: type[Any]) -> None:
         raise RuntimeError(
             f"the quantisation method {name!r} is already owned by {owner.__module__}; "
             "uninstall that package or leave it out of VLLM_PLUGINS"
+        )
+
+
+def platform_worker() -> type[Any]:
+    """vLLM's worker of this machine, which --worker-cls would otherwise choose by itself."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        from vllm.v1.worker.cpu_worker import CPUWorker
+
+        return CPUWorker
+    from vllm.v1.worker.gpu_worker import Worker
+
+    return Worker
+
+
+def owner_of(name: str) -> str:
+    """The module of the class that vLLM takes for the quantisation method `name`."""
+    return str(get_quantization_config(name).__module__)
+
+
+def require_owner(name: str, config: type[Any]) -> None:
+    """Raises RuntimeError where another package took the name after we claimed it: vLLM says
+    nothing then, and the plan would be ignored."""
+    owner = get_quantization_config(name)
+    if owner is not config:
+        raise RuntimeError(
+            f"{owner.__module__} took the quantisation method {name!r} from the appliance, and "
+            "does not obey plans; leave it out of VLLM_PLUGINS"
         )
 
 

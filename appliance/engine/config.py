@@ -12,6 +12,8 @@ from appliance.checkpoint.exl3 import read_checkpoint
 from appliance.checkpoint.model import Checkpoint
 from appliance.engine import compat
 
+METHOD = "exl3"
+
 
 @lru_cache(maxsize=1)
 def checkpoint_of(path: str) -> Checkpoint:
@@ -31,7 +33,7 @@ class Exl3Config(compat.QuantizationConfig):
         self.linear_names: frozenset[str] = frozenset()
 
     def get_name(self) -> str:
-        return "exl3"
+        return METHOD
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16, torch.float32]

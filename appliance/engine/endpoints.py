@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Endpoints:
-    """POST /appliance/prove, POST /appliance/reset, GET /appliance/state, GET /appliance/picks."""
+    """POST /appliance/prove and reset; GET /appliance/state, picks and learned."""
 
     name = "appliance"
     required_tasks = ("generate",)
@@ -17,6 +17,7 @@ class Endpoints:
         app.add_api_route("/appliance/reset", self._reset, methods=["POST"])
         app.add_api_route("/appliance/state", self._state, methods=["GET"])
         app.add_api_route("/appliance/picks", self._picks, methods=["GET"])
+        app.add_api_route("/appliance/learned", self._learned, methods=["GET"])
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         self._engine = engine_client
@@ -33,3 +34,6 @@ class Endpoints:
 
     async def _picks(self) -> dict[str, Any]:
         return {"ranks": await self._engine.collective_rpc("appliance_picks")}
+
+    async def _learned(self) -> dict[str, Any]:
+        return {"ranks": await self._engine.collective_rpc("appliance_learned")}

@@ -14,7 +14,6 @@ that noise; engines in narrower types can use the leads to see which tokens they
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from appliance import durable
 from appliance.engine.dense_twin import write_dense_twin
 from appliance.errors import ApplianceError, CheckpointError
 
@@ -159,12 +159,7 @@ def _prompts(folder: Path) -> Iterator[list[tuple[str, tuple[int, ...]]]]:
 
 
 def _keep(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.rename(path)
+    durable.write_file(path, text.encode())
 
 
 def main() -> None:

@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 
-from appliance.checkpoint.model import MoeLayer
+from appliance.checkpoint.model import Checkpoint, MoeLayer
 from appliance.engine import compat
+from appliance.engine.addresses import AddressBook
 from appliance.engine.arena import Arena
+from appliance.engine.cache import SlotCache, open_cache, read_learned
 from appliance.engine.config import checkpoint_of
 from appliance.engine.counters import Counters
 from appliance.engine.linear import TENSOR_KINDS, placeholder
-from appliance.plan.model import load_plan
+from appliance.plan.model import Plan, format_ids, load_plan
 from expert_kernels import codec, ops
 from expert_kernels.cuda import DeviceCounters, prepare
 
@@ -26,10 +28,12 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 @dataclass
 class RankState:
-    """Everything this process holds: one arena, the counters, and the live layers."""
+    """Everything this process holds: one arena, tables and counters, and the live layers."""
 
     arena: Arena
-    counters: Counters = field(default_factory=Counters)
+    book: AddressBook
+    counters: Counters
+    cache: SlotCache | None  # None: the plan has no spare slots
     live: dict[int, LiveLayer] = field(default_factory=dict)
     by_name: dict[str, LiveLayer] = field(default_factory=dict)
 
@@ -43,7 +47,8 @@ class LiveLayer:
     scales: torch.Tensor  # fp16, flat: keeps the memory behind the table's scale addresses
     experts: list[int]  # global numbers of the table's rows
     expert_map: torch.Tensor | None
-    host_block_bytes: torch.Tensor  # int64 [global experts]
+    block_bytes: int
+    fill: torch.Tensor | None  # int64 [experts]: see ops.experts; None: this rank has no slots
     counters: DeviceCounters | None  # None: the engine records what it sees (CPU)
     swiglu_limit: float | None
     weight_on_input: bool
@@ -57,6 +62,11 @@ def state() -> RankState:
     if _state is None:
         raise RuntimeError("no model with routed EXL3 experts is loaded in this process")
     return _state
+
+
+def slot_cache() -> SlotCache | None:
+    """The cache of this process's slots; None without slots, and where no expert is ours."""
+    return None if _state is None else _state.cache
 
 
 def _open_state(rank: int, device: torch.device) -> RankState:
@@ -77,8 +87,25 @@ def _open_state(rank: int, device: torch.device) -> RankState:
                 f"({plan.made_from.checkpoint[:12]}, this is {checkpoint.digest[:12]}). "
                 "Try: make the plan again"
             )
-        _state = RankState(Arena(plan, rank, checkpoint, device))
+        _state = _new_state(plan, rank, checkpoint, device, settings)
     return _state
+
+
+def _new_state(
+    plan: Plan, rank: int, checkpoint: Checkpoint, device: torch.device, settings: dict[str, Any]
+) -> RankState:
+    learned = read_learned(settings.get("learned"))
+    arena = Arena(plan, rank, checkpoint, device, learned)
+    rows = {
+        place.layer: sorted(place.device_experts | place.host_experts)
+        for place in arena.plan.layers
+    }
+    book = AddressBook(rows, device)
+    counters = Counters(book)
+    cache = None
+    if plan.cache is not None and any(arena.slots.values()):
+        cache = open_cache(arena, book, counters, plan.cache, learned)
+    return RankState(arena, book, counters, cache)
 
 
 class ExpertsMethod(compat.FusedMoEMethodBase):
@@ -191,21 +218,26 @@ class ExpertsMethod(compat.FusedMoEMethodBase):
     def _live_layer(self, layer: Any) -> LiveLayer:
         arena, base = self.state.arena, self.scales.data_ptr()
         rows = sorted(self.local, key=self.local.__getitem__)
+        if rows != self.state.book.rows[self.index]:
+            raise ValueError(
+                f"{self.prefix}: this rank has experts {format_ids(rows)} and the plan gives it "
+                f"{format_ids(self.state.book.rows[self.index])}. Try: make the plan again"
+            )
         addresses = [
             [
-                [arena.trellis_address(self.index, expert, p)]
-                + [base + 2 * self._scale_offset(row, p, kind) for kind in ("suh", "svh")]
-                for p in range(3)
+                [trellis] + [base + 2 * self._scale_offset(row, p, kind) for kind in ("suh", "svh")]
+                for p, trellis in enumerate(arena.trellis_addresses(self.index, expert))
             ]
             for row, expert in enumerate(rows)
         ]
         one = self.shape.experts[rows[0]]
-        blocks = [arena.blocks.get((self.index, expert)) for expert in self._all()]
         host, device = arena.pools["host"], self.scales.device
+        table = self.state.book.table(self.index)
+        table.copy_(torch.tensor(addresses, dtype=torch.int64))
         return LiveLayer(
             shape=self.shape,
             table=ops.ExpertTable(
-                addresses=torch.tensor(addresses, dtype=torch.int64, device=device),
+                addresses=table,
                 hidden_size=self.hidden,
                 intermediate_size=self.intermediate,
                 bits=(one.gate.bits, one.up.bits, one.down.bits),
@@ -215,12 +247,9 @@ class ExpertsMethod(compat.FusedMoEMethodBase):
             scales=self.scales,
             experts=rows,
             expert_map=layer.expert_map,
-            host_block_bytes=torch.tensor(
-                [b.size_bytes if b is not None and b.home == "host" else 0 for b in blocks]
-            ),
-            counters=None
-            if device.type == "cpu"
-            else self.state.counters.on_device(self.index, rows, len(self._all()), device),
+            block_bytes=arena.block_bytes(self.index),
+            fill=None if self.state.cache is None else self.state.counters.fill_of(self.index),
+            counters=None if device.type == "cpu" else self.state.counters.on_device(self.index),
             swiglu_limit=layer.swiglu_limit,
             weight_on_input=layer.apply_router_weight_on_input,
         )
@@ -247,7 +276,10 @@ def _experts(
     live = current.by_name[name]
     rows = topk_ids if live.expert_map is None else live.expert_map[topk_ids.long()]
     if live.counters is None:
-        current.counters.record(live.shape.index, topk_ids[rows >= 0], live.host_block_bytes)
+        first, last = live.table.host_range
+        read_at = live.table.addresses[:, 0, 0]
+        host_bytes = live.block_bytes * ((read_at >= first) & (read_at < last)).long()
+        current.counters.record(live.shape.index, rows[rows >= 0], host_bytes)
     return ops.experts(
         x,
         topk_weights.float(),
@@ -256,6 +288,7 @@ def _experts(
         swiglu_limit=live.swiglu_limit,
         weight_on_input=live.weight_on_input,
         counters=live.counters,
+        fill=live.fill,
     )
 
 

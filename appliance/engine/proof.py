@@ -4,14 +4,14 @@ Four questions, each answered from the live engine, never from what loading beli
 bytes per home equal the plan's ledger; every address lies inside its home; sampled experts of
 every layer and home, read again from the shards, are bit for bit what the kernels will read, and
 the op over the live table agrees with the reference over the shards' bytes; pinned pages lie on
-the plan's node.
+the plan's node. An expert in a cache slot has two copies, and both are read.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -23,6 +23,8 @@ from appliance.engine.hostmem import pages_by_node
 from appliance.plan.model import EXPERTS_IN
 from expert_kernels import codec, ops, reference
 
+Place = Literal["device", "slot", "host"]
+PLACES: tuple[Place, ...] = ("device", "slot", "host")
 SAMPLES = 2  # experts a layer and home, besides the first and the last
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 _DTYPES = {"I16": torch.int16, "F16": torch.float16}
@@ -52,19 +54,25 @@ def homes(arena: Arena) -> dict[str, dict[str, int]]:
             "bytes": arena.bytes_in(home),
         }
         for home in HOMES
-    }
+    } | {"slot": {"experts": len(arena.held), "bytes": arena.slot_bytes}}
+
+
+def place_of(arena: Arena, layer: int, expert: int) -> Place:
+    """Where the kernels read an expert now: its home, or a slot."""
+    return "slot" if (layer, expert) in arena.held else arena.blocks[layer, expert].home
 
 
 def _wrong_bytes(arena: Arena) -> Iterator[str]:
     for home in HOMES:
         planned = sum(
-            line.size_bytes for line in arena.plan.ledger if line.part == EXPERTS_IN[home]
+            line.size_bytes for line in arena.plan.ledger if line.part in EXPERTS_IN[home]
         )
         held = arena.pools[home].size_bytes
-        if not planned == held == arena.bytes_in(home):
+        used = arena.bytes_in(home) + (arena.slot_bytes if home == "device" else 0)
+        if not planned == held == used:
             yield (
                 f"rank {arena.plan.rank}: the plan has {planned:,} bytes of experts in the home "
-                f"{home}, the pool holds {held:,}, its blocks {arena.bytes_in(home):,}"
+                f"{home}, the pool holds {held:,}, its blocks {used:,}"
             )
 
 
@@ -74,14 +82,15 @@ def _stray_addresses(state: RankState) -> Iterator[str]:
     for index, live in sorted(state.live.items()):
         table = live.table.addresses.cpu()
         for row, expert in enumerate(live.experts):
-            home = arena.blocks[index, expert].home
-            for projection in range(3):
+            home = place_of(arena, index, expert)
+            pool = arena.pools["host" if home == "host" else "device"]
+            for projection, meant in enumerate(arena.trellis_addresses(index, expert)):
                 address = int(table[row, projection, 0])
                 size = arena.trellis_bytes(index, expert, projection)
-                if not arena.pools[home].contains(address, size):
+                if not pool.contains(address, size) or address != meant:
                     yield (
-                        f"layer {index} expert {expert}: address {address:#x} is outside its "
-                        f"home {home}"
+                        f"layer {index} expert {expert}: address {address:#x} is not where its "
+                        f"{home} copy is ({meant:#x})"
                     )
     for placement in arena.plan.layers:
         if placement.layer not in state.live:
@@ -103,8 +112,8 @@ def _wrong_nodes(arena: Arena) -> Iterator[str]:
 
 def _samples(state: RankState, rng: random.Random) -> Iterator[tuple[LiveLayer, int]]:
     for index, live in sorted(state.live.items()):
-        for home in HOMES:
-            here = [e for e in live.experts if state.arena.blocks[index, e].home == home]
+        for place in PLACES:
+            here = [e for e in live.experts if place_of(state.arena, index, e) == place]
             ends = {here[0], here[-1]} if here else set()
             for expert in sorted(ends | set(rng.sample(here, min(SAMPLES, len(here))))):
                 yield live, expert
@@ -113,15 +122,15 @@ def _samples(state: RankState, rng: random.Random) -> Iterator[tuple[LiveLayer, 
 def _differences(
     arena: Arena, checkpoint: Checkpoint, live: LiveLayer, expert: int
 ) -> Iterator[str]:
-    where = (
-        f"layer {live.shape.index} expert {expert} ({arena.blocks[live.shape.index, expert].home})"
-    )
+    place = place_of(arena, live.shape.index, expert)
+    where = f"layer {live.shape.index} expert {expert} ({place})"
     stored = [_stored(arena, checkpoint, live, expert, p) for p in range(3)]
     for projection, parts in enumerate(stored):
-        kept = arena.read(live.shape.index, expert, projection)
-        if kept != bytes(parts["trellis"].contiguous().view(-1).view(torch.uint8).numpy()):
-            word = live.shape.projection_names[projection]
-            yield f"{where}: the live bytes of {word} are not those of the shard"
+        right = bytes(parts["trellis"].contiguous().view(-1).view(torch.uint8).numpy())
+        for block in arena.copies(live.shape.index, expert):
+            if arena.read(live.shape.index, expert, projection, block) != right:
+                word = live.shape.projection_names[projection]
+                yield f"{where}: the live bytes of {word} are not those of the shard"
     dtype = torch.float32 if live.table.addresses.device.type == "cpu" else torch.float16
     difference = _relative_difference(live, expert, stored, dtype)
     if not difference <= TOLERANCE[dtype]:

@@ -1,48 +1,106 @@
-"""What the launcher may ask of every worker (vLLM: --worker-extension-cls, collective_rpc)."""
+"""vLLM's worker with our steps around its steps, and what the launcher may ask of it.
+
+Chosen with --worker-cls; questions come by collective_rpc, in order with the steps on every rank.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from appliance.engine import compat
-from appliance.engine.config import checkpoint_of
-from appliance.engine.experts import state
-from appliance.engine.proof import homes, prove
+from appliance.engine.config import METHOD, Exl3Config, checkpoint_of
+from appliance.engine.experts import RankState, slot_cache, state
+from appliance.engine.proof import PLACES, homes, place_of, prove
 
 
-class WorkerExtension:
-    """Mixed into vLLM's Worker. Names are prefixed: they share its namespace."""
+class Worker(compat.platform_worker()):  # type: ignore[misc]  # vLLM's class of this platform
+    """Names that are ours are prefixed: they share the namespace of vLLM's Worker."""
 
     vllm_config: Any
 
+    def execute_model(self, scheduler_output: Any) -> Any:
+        """One step. Slots change before it, in stream order; its counts are taken after it."""
+        rows = scheduler_output.total_num_scheduled_tokens
+        cache = slot_cache() if rows else None
+        if cache is None:
+            return super().execute_model(scheduler_output)
+        cache.before_step()
+        output = super().execute_model(scheduler_output)
+        cache.after_step(rows)
+        return output
+
     def appliance_prove(self) -> dict[str, Any]:
-        """This rank's proof (see proof.prove)."""
+        """This rank's proof (see proof.prove), if it is us who serve the method at all."""
+        compat.require_owner(METHOD, Exl3Config)
         settings = compat.settings_of(self.vllm_config)
         return prove(state(), checkpoint_of(settings["checkpoint"]))
 
     def appliance_state(self) -> dict[str, Any]:
-        """This rank's homes, its picks in each, and the bytes read from the host so far."""
+        """This rank's homes and slots, its picks by where they were read, bytes from the host."""
         current = state()
-        blocks = current.arena.blocks
-        picks = {"device": 0, "host": 0}
-        for layer, counts in current.counters.picks.items():
-            for expert, count in enumerate(counts.tolist()):
-                if count:
-                    picks[blocks[layer, expert].home] += count
         host = current.arena.pools["host"].mapping
+        layers = _picks_by_layer(current)
+        host_bytes = current.counters.host_bytes
         return {
             "rank": current.arena.plan.rank,
+            "method_owner": compat.owner_of(METHOD),
             "homes": homes(current.arena),
-            "picks": picks,
-            "host_bytes_read": current.counters.host_bytes_read,
+            "picks": {place: sum(row[place] for row in layers.values()) for place in PLACES},
+            "host_bytes_read": sum(host_bytes.values()),
+            "layers": {
+                str(layer): {**row, "host_bytes_read": host_bytes[layer]}
+                for layer, row in layers.items()
+            },
+            "promotions": 0 if current.cache is None else current.cache.tally.promotions,
+            "cache": None
+            if current.cache is None
+            else "frozen"
+            if current.cache.frozen
+            else "adapting",
             "picks_not_here": current.counters.picks_not_here,
             "host_pages": None if host is None else host.page_kind,
         }
 
     def appliance_picks(self) -> dict[str, list[int]]:
         """Picks per expert of each layer since the last reset: what Heat is made of."""
-        return {str(layer): c.tolist() for layer, c in sorted(state().counters.picks.items())}
+        current = state()
+        return {
+            str(layer): [picks.get(e, 0) for e in range(len(current.arena.layers[layer].experts))]
+            for layer, picks in sorted(current.counters.picks.items())
+        }
+
+    def appliance_learned(self) -> dict[str, list[float]] | None:
+        """Recent picks per expert of each layer, as the cache weighs them; None without slots."""
+        cache = state().cache
+        if cache is None:
+            return None
+        cache.settle()
+        return {str(layer): counts for layer, counts in sorted(cache.policy.recent().items())}
 
     def appliance_reset(self) -> None:
-        """Counters to zero: warm-up and proof rows are not traffic."""
-        state().counters.reset()
+        """Counters to zero: warm-up and proof rows are not traffic. The slots follow from here."""
+        current = state()
+        current.counters.reset()
+        if current.cache is not None:
+            current.cache.start()
+
+
+def _picks_by_layer(current: RankState) -> dict[int, dict[str, int]]:
+    """layer -> {"device", "slot", "host"}: picks by where the expert was read."""
+    cache = current.cache
+    if cache is not None and cache.started:
+        cache.settle()
+        tally = cache.tally
+        return {
+            layer: {
+                "device": tally.picks[i] - tally.slots[i] - tally.cold[i],
+                "slot": tally.slots[i],
+                "host": tally.cold[i],
+            }
+            for i, layer in enumerate(current.book.rows)
+        }
+    out = {layer: {str(place): 0 for place in PLACES} for layer in current.book.rows}
+    for layer, picks in current.counters.picks.items():
+        for expert, count in picks.items():
+            out[layer][place_of(current.arena, layer, expert)] += count
+    return out

@@ -22,7 +22,7 @@ from appliance.plan.split import owned_experts, scale_bytes, share_of
 MIB, GIB = 1 << 20, 1 << 30
 Source = Literal["header", "formula", "measured", "setting"]
 
-RESIDENT, SLOTS, ON_HOST = EXPERTS_IN["device"], "cache slots", EXPERTS_IN["host"]
+RESIDENT, SLOTS, ON_HOST = (*EXPERTS_IN["device"], *EXPERTS_IN["host"])
 KV_CACHE = "KV cache"
 
 # nvidia-smi counts 95.59 GiB where torch sees 94.97 (RTX PRO 6000), 143771 MiB with 616 reserved

@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
+from appliance import durable
 from appliance.checkpoint.model import ExpertShape
 from appliance.errors import PlanError
 from appliance.plan.outlook import Forecast, StreamPrediction
@@ -26,9 +26,9 @@ SCHEMA_VERSION: Literal[1] = 1
 BLOCK_ALIGNMENT_BYTES = 4096
 Home = Literal["device", "host"]
 # The ledger lines that the engine's pools must equal, to the byte.
-EXPERTS_IN: dict[Home, str] = {
-    "device": "routed experts, resident",
-    "host": "routed experts, on host",
+EXPERTS_IN: dict[Home, tuple[str, ...]] = {
+    "device": ("routed experts, resident", "cache slots"),
+    "host": ("routed experts, on host",),
 }
 
 
@@ -206,12 +206,7 @@ class Plan(Strict):
 
     def write(self, path: Path) -> None:
         """Aside, synced, renamed: a reader sees the old plan or the new one."""
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(self.to_json())
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
+        durable.write_file(path, self.to_json().encode())
 
 
 def load_plan(path: Path) -> Plan:

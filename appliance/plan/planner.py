@@ -82,7 +82,7 @@ def plan(
             kv_bytes_per_token=demand.kv.bytes_per_token,
             kv_block_tokens=_kv_block_tokens(checkpoint, ranks),
         ),
-        cache=_cache_rules(ranks, heat) if policy.cache_slots else None,
+        cache=_cache_rules(demand, ranks, heat) if policy.cache_slots else None,
         ranks=ranks,
         predictions=predict(demand, ranks, layers),
         forecast=forecast(demand, ranks, layers, heat, disk),
@@ -139,10 +139,11 @@ def _settle(
     return demand, (*notes, *checkpoint.warnings)
 
 
-def _cache_rules(ranks: tuple[RankPlan, ...], heat: Heat | None) -> CacheRules:
+def _cache_rules(demand: Demand, ranks: tuple[RankPlan, ...], heat: Heat | None) -> CacheRules:
     """The policy's defaults, and what this plan promises of the topics it knows."""
+    rules = CacheRules()
     if heat is None:
-        return CacheRules()
+        return rules
     homes: dict[int, Homes] = {}
     for rank in ranks:
         for mine in rank.layers:
@@ -152,7 +153,9 @@ def _cache_rules(ranks: tuple[RankPlan, ...], heat: Heat | None) -> CacheRules:
                 tuple(mine.slot_experts.union(before.slots)),
                 tuple(mine.host_experts.union(before.host)),
             )
-    return CacheRules(promised_cold_share=round(promised_cold_share(heat, homes), 6))
+    pools = {la.index: demand.block_bytes(la) for la in demand.layers} if rules.pooled else None
+    share = promised_cold_share(heat, homes, pools)
+    return rules.model_copy(update={"promised_cold_share": round(share, 6)})
 
 
 def _model_facts(checkpoint: Checkpoint) -> ModelFacts:

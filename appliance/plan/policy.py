@@ -8,15 +8,16 @@ more than chance. Counts halve every `half_life_rows` routed rows, so the slots 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from appliance.plan.model import CacheRules
 
 # A weight this large is folded back into the counts, long before floats lose digits.
 _FOLD = 1e30
-# Cold picks beyond the promise, in standard deviations, before a plan is doubted.
-_DOUBT = 3.0
+# A plan is asked after every step whether it keeps its promise: chance alone may say no once in
+# ten thousand times (Bernstein's bound, which also holds for the few picks of the first rows).
+_DOUBT = math.log(1e4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +81,29 @@ class Cache:
 
     def observe(self, layer: int, experts: Iterable[int]) -> None:
         """Count the experts that one row of this step picked in one layer."""
+        self.count(layer, ((expert, 1) for expert in experts))
+
+    def count(self, layer: int, picked: Iterable[tuple[int, int]]) -> None:
+        """Count what all rows of this step picked in one layer: (expert, picks) pairs."""
         mine, weight = self._by_layer[layer], self._weight
         picks, cold = mine.picks, mine.cold
-        for expert in experts:
-            picks[expert] += weight
-            self._picks += weight
+        for expert, times in picked:
+            seen = times * weight
+            picks[expert] += seen
+            self._picks += seen
             if expert in cold:
-                self._cold_picks += weight
+                self._cold_picks += seen
+
+    def recent(self) -> dict[int, list[float]]:
+        """Picks of each expert of each layer, halved every `half_life_rows`: what was learned."""
+        return {la.layer: [count / self._weight for count in la.picks] for la in self.layers}
+
+    def recall(self, learned: Mapping[int, Sequence[float]]) -> None:
+        """Begin with what an earlier run learned (`recent`); layers it does not know stay as is."""
+        for layer, counts in learned.items():
+            mine = self._by_layer.get(layer)
+            if mine is not None and len(counts) == mine.experts:
+                mine.picks = [count * self._weight for count in counts]
 
     def step(self, rows: int) -> list[Promotion]:
         """Close a step of `rows` rows: the promotions to carry out before the next one.
@@ -104,7 +121,10 @@ class Cache:
     def _plan_is_broken(self) -> bool:
         """More picks were cold than promised, by more than chance: else the plan is left alone."""
         expected = self.rules.promised_cold_share * self._picks
-        return self._cold_picks - expected > _DOUBT * math.sqrt(expected * self._weight)
+        if not expected:  # nothing was promised
+            return self._cold_picks > 0
+        chance = math.sqrt(2 * _DOUBT * expected * self._weight) + _DOUBT * self._weight * 2 / 3
+        return self._cold_picks - expected > chance
 
     def _spend(self) -> list[Promotion]:
         """Largest gains first, over all layers, while the budget lasts."""

@@ -1,20 +1,12 @@
-"""Replay routed rows against rules for the spare slots: what stays cold, and what the link carries.
-
-Contenders: the plan left alone; plain LRU; decayed counts (plan/policy.py, what the engine runs);
-and the clairvoyant set, the best slots for the traffic's own counts, which nobody can know.
-"""
+"""Replay routed rows against rules for the spare slots: what stays cold, what the link carries."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Protocol
 
-from appliance.plan.model import CacheRules
-from appliance.plan.placement import Homes
-from appliance.plan.policy import Cache, LayerSlots
-from appliance.plan.promise import best_cold
+from appliance.plan.contenders import Contender
 from appliance.plan.routing import Heat
 from appliance.plan.traffic import Row
 
@@ -40,101 +32,6 @@ class Window:
     cold_share: Mapping[str, float]
     distinct_cold: Mapping[str, float]
     promotions_per_row: Mapping[str, float]
-
-
-class Contender(Protocol):
-    """A rule for the slots: which experts are cold now, and what it does with what it sees."""
-
-    def cold(self, layer: int) -> AbstractSet[int]: ...
-    def see(self, layer: int, rows: Sequence[Row]) -> None: ...
-    def step(self, rows: int) -> int: ...
-
-
-class Fixed:
-    """Slots that never change: a static plan, or the clairvoyant set."""
-
-    def __init__(self, cold: Mapping[int, AbstractSet[int]]) -> None:
-        self._cold = cold
-
-    def cold(self, layer: int) -> AbstractSet[int]:
-        return self._cold[layer]
-
-    def see(self, layer: int, rows: Sequence[Row]) -> None:
-        pass
-
-    def step(self, rows: int) -> int:
-        return 0
-
-
-class Lru:
-    """Every cold pick takes the slot that was used longest ago, at once and at any price."""
-
-    def __init__(self, homes: Mapping[int, Homes]) -> None:
-        self._slots = {layer: dict.fromkeys(reversed(h.slots)) for layer, h in homes.items()}
-        self._cold = {layer: set(h.host) - set(h.slots) for layer, h in homes.items()}
-        self._swaps = 0
-
-    def cold(self, layer: int) -> AbstractSet[int]:
-        return self._cold[layer]
-
-    def see(self, layer: int, rows: Sequence[Row]) -> None:
-        slots, cold = self._slots[layer], self._cold[layer]
-        for expert in (e for row in rows for e in row):
-            if expert in slots:
-                del slots[expert]
-            elif expert in cold and slots:
-                oldest = next(iter(slots))
-                del slots[oldest]
-                cold.add(oldest)
-                cold.remove(expert)
-                self._swaps += 1
-            else:
-                continue
-            slots[expert] = None
-
-    def step(self, rows: int) -> int:
-        swaps, self._swaps = self._swaps, 0
-        return swaps
-
-
-class Decayed:
-    """The engine's policy."""
-
-    def __init__(self, homes: Mapping[int, Homes], experts: int, rules: CacheRules) -> None:
-        self._layers = {
-            layer: LayerSlots(layer, experts, set(h.slots), set(h.host) - set(h.slots))
-            for layer, h in homes.items()
-        }
-        self._cache = Cache(tuple(self._layers.values()), rules)
-
-    def cold(self, layer: int) -> AbstractSet[int]:
-        return self._layers[layer].cold
-
-    def see(self, layer: int, rows: Sequence[Row]) -> None:
-        for row in rows:
-            self._cache.observe(layer, row)
-
-    def step(self, rows: int) -> int:
-        return len(self._cache.step(rows))
-
-
-NAMES = ("static", "lru", "decayed", "clairvoyant")
-
-
-def contenders(
-    homes: Mapping[int, Homes],
-    static_cold: Mapping[int, AbstractSet[int]],
-    traffic: Heat,
-    rules: CacheRules,
-) -> dict[str, Contender]:
-    """Every rule on one plan; `traffic` is what the clairvoyant knows is coming."""
-    experts = max(len(row) for row in traffic.counts.values())
-    return {
-        "static": Fixed(static_cold),
-        "lru": Lru(homes),
-        "decayed": Decayed(homes, experts, rules),
-        "clairvoyant": Fixed(best_cold(traffic, homes)),
-    }
 
 
 def even_mix(topics: Sequence[Heat]) -> dict[int, tuple[float, ...]]:

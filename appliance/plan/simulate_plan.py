@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from appliance.errors import UsageError
+from appliance.plan.contenders import NAMES, contenders
 from appliance.plan.model import CacheRules, Plan
 from appliance.plan.placement import Homes
 from appliance.plan.routing import Heat
-from appliance.plan.simulate import NAMES, Link, Window, contenders, replay
+from appliance.plan.simulate import Link, Window, replay
 from appliance.plan.traffic import Row, topic_rows
 
 ROWS = 2500
@@ -71,16 +72,18 @@ def _header(plan: Plan, batch: int) -> str:
 def _line(plan: Plan, name: str, rule: str, window: Window, part: float) -> str:
     rank, distinct = plan.ranks[0], window.distinct_cold[rule]
     rate = rank.link_bytes_per_second
-    link = "unknown" if rate is None else (
-        f"{Link(plan.model.layers, _block(plan), rate).milliseconds(distinct):.2f}")  # fmt: skip
+    link = "unknown"
+    if rate is not None:
+        per_step = Link(plan.model.layers, mean_block_bytes(plan), rate).milliseconds(distinct)
+        link = f"{per_step:.2f}"
     return (
         f"{name:<16}{rule:<13}{window.cold_share[rule]:>11.2%}{distinct:>23.2f}{link:>16}"
         f"{window.promotions_per_row[rule] / part:>18.2f}"
     )
 
 
-def _block(plan: Plan) -> int:
-    """Mean block of this rank, from its ledger and its lists."""
+def mean_block_bytes(plan: Plan) -> int:
+    """Mean block of the first rank, from its ledger and its lists."""
     rank = plan.ranks[0]
     total = sum(i.size_bytes for i in rank.ledger if i.part.startswith("routed experts,"))
     return total // max(1, sum(len(p.device_experts | p.host_experts) for p in rank.layers))

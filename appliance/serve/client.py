@@ -32,8 +32,8 @@ class Client:
             return False
         return True
 
-    def get(self, path: str) -> Any:
-        return self._json("GET", path, None, self.timeout_seconds)
+    def get(self, path: str, *, timeout_seconds: float | None = None) -> Any:
+        return self._json("GET", path, None, timeout_seconds or self.timeout_seconds)
 
     def text(self, path: str) -> str:
         return self._text("GET", path, None, self.timeout_seconds)

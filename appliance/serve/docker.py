@@ -6,7 +6,7 @@ the container sees it; here is what surrounds them. The only importer of the doc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +22,7 @@ INSIDE = {
     "APPLIANCE_MODEL": "/models/current",
 }
 STOP_SECONDS_MORE = 30
+ONCE_SECONDS = 900.0
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class Found:
     health: str | None
     exit_code: int | None
     reason: str | None
+    name: str = ""
+    image: str = ""
+    restarts: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    mounts: Mapping[str, str] = field(default_factory=dict)
 
 
 def options(made: Container) -> dict[str, Any]:
@@ -106,7 +112,21 @@ def status(name: str) -> Found | None:
             attributes = client.containers.get(name).attrs
         except _docker().errors.NotFound:
             return None
+    return _found(attributes)
+
+
+def composed(project: str, service: str) -> Found | None:
+    """The container of a service that `docker compose` started, running or not."""
+    labels = [f"com.docker.compose.project={project}", f"com.docker.compose.service={service}",
+              "com.docker.compose.oneoff=False"]  # fmt: skip
+    with _client() as client:
+        listed = client.containers.list(all=True, filters={"label": labels})
+        return _found(listed[0].attrs) if listed else None
+
+
+def _found(attributes: Mapping[str, Any]) -> Found:
     state = attributes["State"]
+    pairs = (entry.partition("=") for entry in attributes["Config"]["Env"] or ())
     return Found(
         id=attributes["Id"],
         image_digest=attributes["Image"],
@@ -114,6 +134,11 @@ def status(name: str) -> Found | None:
         health=state.get("Health", {}).get("Status"),
         exit_code=None if state["Running"] else state["ExitCode"],
         reason=state["Error"] or ("out of memory" if state["OOMKilled"] else None),
+        name=attributes["Name"].lstrip("/"),
+        image=attributes["Config"]["Image"],
+        restarts=attributes.get("RestartCount", 0),
+        environment={name: value for name, _, value in pairs},
+        mounts={m["Destination"]: m.get("Name") or m["Source"] for m in attributes["Mounts"]},
     )
 
 
@@ -124,6 +149,39 @@ def logs(name: str, lines: int, *, follow: bool) -> Iterator[str]:
         for piece in stream:
             *whole, rest = (rest + piece).split(b"\n")
             yield from (line.decode("utf-8", "replace") for line in whole)
+
+
+def inside(name: str, argv: Sequence[str]) -> tuple[int, str]:
+    """Exit code and output of a command in the running container."""
+    with _client(timeout_seconds=ONCE_SECONDS) as client:
+        done = client.containers.get(name).exec_run(list(argv))
+        return int(done.exit_code), done.output.decode("utf-8", "replace")
+
+
+def pull(image: str) -> tuple[str, frozenset[str]]:
+    """The image is here, pulled if it was not: its id, and the digests that registries know."""
+    with _client(timeout_seconds=ONCE_SECONDS) as client:
+        try:
+            found = client.images.get(image)
+        except _docker().errors.ImageNotFound:
+            found = client.images.pull(image)
+        known = found.attrs.get("RepoDigests") or ()
+        return found.id, frozenset(entry.rpartition("@")[2] for entry in known)
+
+
+def once(image: str, argv: Sequence[str], state: str | None = None) -> str:
+    """What a command says in a container of its own, with the volume `state` where given."""
+    volumes = [f"{state}:/var/lib/appliance"] if state else []
+    with _client(timeout_seconds=ONCE_SECONDS) as client:
+        try:
+            said = client.containers.run(
+                image, list(argv[1:]), entrypoint=[argv[0]], remove=True, volumes=volumes,
+                network_mode="none", cap_drop=["ALL"], stderr=False,
+            )  # fmt: skip
+        except _docker().errors.ContainerError as error:
+            words = error.stderr.decode("utf-8", "replace").split()
+            raise ServeError(f"{' '.join(argv)} failed there: {' '.join(words[-40:])}") from error
+        return bytes(said).decode("utf-8", "replace")
 
 
 def stop(name: str, drain_seconds: float) -> int:

@@ -1,4 +1,4 @@
-"""An appliance that the Helm chart installed: how it is, its log, stopping it, starting it again.
+"""An appliance that the Helm chart installed: how it is, its log, commands in it, stopping it.
 
 The chart makes the objects (`helm install`); this looks at them and scales them. The only importer
 of the kubernetes client.
@@ -6,16 +6,20 @@ of the kubernetes client.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+import uuid
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from appliance.errors import ServeError, UsageError
+from appliance.serve.pods import Found, explain, once_pod, waiting_reason
 
 CONTAINER = "appliance"
 LIMIT_SECONDS = 30
-Json = Mapping[str, Any]
+ONCE_SECONDS = 900.0  # a pull of gigabytes included
+TICK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -29,19 +33,6 @@ class Release:
     @property
     def selector(self) -> str:
         return f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component=appliance"
-
-
-@dataclass(frozen=True)
-class Found:
-    """`state`: stopped, pending, starting, ready or failed; `reason` says why it is not ready."""
-
-    state: str
-    reason: str | None
-    fix: str | None
-    pod: str | None
-    node: str | None
-    image_digest: str | None
-    restarts: int
 
 
 def status(release: Release) -> Found:
@@ -79,82 +70,71 @@ def scale(release: Release, replicas: int) -> None:
         )
 
 
-def explain(deployment: Json, pods: Sequence[Json], events: Sequence[Json]) -> Found:
-    """What the objects say, worst news first. Pure; the arguments are the API's own JSON."""
-    if not deployment["spec"].get("replicas", 1):
-        return Found("stopped", "scaled to 0", "appliance up", None, None, None, 0)
-    living = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
-    if not living:
-        return Found("pending", _refused(deployment, events), _quota_fix(events), None, None,
-                     None, 0)  # fmt: skip
-    pod = max(living, key=lambda one: str(one["metadata"].get("creationTimestamp")))
-    states = pod["status"].get("containerStatuses") or [{}]
-    first = states[0]
-    state, reason, fix = _judged(pod, first)
-    return Found(
-        state=state,
-        reason=reason,
-        fix=fix,
-        pod=pod["metadata"]["name"],
-        node=pod["spec"].get("nodeName"),
-        image_digest=(first.get("imageID") or "").rpartition("@")[2] or None,
-        restarts=first.get("restartCount", 0),
-    )
-
-
-def _judged(pod: Json, container: Json) -> tuple[str, str | None, str | None]:
-    for condition in pod["status"].get("conditions") or ():
-        if condition["type"] == "PodScheduled" and condition["status"] != "True":
-            words = condition.get("message") or condition.get("reason") or "not scheduled yet"
-            return "pending", f"the scheduler: {words}", _scheduling_fix(words)
-    waiting = (container.get("state") or {}).get("waiting") or {}
-    reason = waiting.get("reason")
-    if reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName"):
-        return (
-            "failed",
-            f"the image cannot be pulled: {waiting.get('message')}",
-            "set image.repository and image.digest, or image.pullSecrets",
+def pods_left(release: Release) -> int:
+    """Pods of the release that still exist, those that are ending included."""
+    with _client(release) as (core, _, _):
+        listed = core.list_namespaced_pod(
+            release.namespace, label_selector=release.selector, _request_timeout=LIMIT_SECONDS
         )
-    if reason == "CrashLoopBackOff":
-        last = (container.get("lastState") or {}).get("terminated") or {}
-        code = last.get("exitCode")
-        return (
-            "failed",
-            f"it ended {container.get('restartCount', 0)} times, last with exit code {code}",
-            "kubectl logs --previous says why; settings.holdOnFailure=true holds it",
-        )
-    if container.get("ready"):
-        return "ready", None, None
-    return "starting", waiting.get("message"), None
+        return len(listed.items)
 
 
-def _scheduling_fix(words: str) -> str:
-    table = (
-        ("nvidia.com/gpu", "free the GPUs of a node, or set gpus.count to what a node has"),
-        ("taint", "set tolerations for the node's taint"),
-        ("memory", "set resources.memoryGiB to what a node can give"),
-        ("hugepages", "reserve huge pages on the node, or set hugePages.size empty"),
-        ("cpu", "set resources.cpu to what a node can give"),
-        ("node affinity", "set nodeSelector and affinity to match a node"),
-        ("PersistentVolumeClaim", "bind the claim: kubectl describe pvc"),
-    )
-    return next((fix for name, fix in table if name in words), "kubectl describe pod")
+def inside(release: Release, argv: Sequence[str], limit_seconds: float) -> tuple[int, str]:
+    """Exit code and output of a command in the live container."""
+    found = status(release)
+    if found.pod is None:
+        raise ServeError("there is no pod to run a command in", fix=found.fix)
+    with _client(release) as (core, _, _):
+        from kubernetes.stream import stream
+
+        session = stream(
+            core.connect_get_namespaced_pod_exec, found.pod, release.namespace,
+            container=CONTAINER, command=list(argv), stdout=True, stderr=True,
+            _preload_content=False,
+        )  # fmt: skip
+        session.run_forever(timeout=limit_seconds)
+        text = session.read_all()
+        if session.is_open():
+            session.close()
+            raise ServeError(f"{' '.join(argv)} did not end within {limit_seconds:.0f} s")
+        return int(session.returncode), str(text)
 
 
-def _refused(deployment: Json, events: Sequence[Json]) -> str:
-    for condition in deployment.get("status", {}).get("conditions") or ():
-        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
-            return f"no pod could be made: {condition.get('message')}"
-    for event in reversed(list(events)):
-        if event.get("reason") == "FailedCreate":
-            return f"no pod could be made: {event.get('message')}"
-    return "no pod was made yet"
+def once(release: Release, image: str, argv: Sequence[str], *, state: bool) -> tuple[str, str]:
+    """Run a command in a pod of its own, where the appliance runs: its log and image digest.
+
+    With the state volume where `state`. Raises ServeError with the reason where it does not end
+    well; the pod is removed either way.
+    """
+    name = f"{release.name}-once-{uuid.uuid4().hex[:6]}"
+    with _client(release) as (core, apps, plain):
+        template = plain(_deployment(apps, release))["spec"]["template"]
+        pod = once_pod(template, name, image, argv, node=status(release).node, state=state)
+        core.create_namespaced_pod(release.namespace, pod, _request_timeout=LIMIT_SECONDS)
+        try:
+            return _ended(core, plain, release, name)
+        finally:
+            core.delete_namespaced_pod(
+                name, release.namespace, grace_period_seconds=0, _request_timeout=LIMIT_SECONDS
+            )
 
 
-def _quota_fix(events: Sequence[Json]) -> str:
-    if any("exceeded quota" in str(event.get("message")) for event in events):
-        return "raise the namespace's ResourceQuota, or ask for less"
-    return "kubectl describe replicaset"
+def _ended(core: Any, plain: Any, release: Release, name: str) -> tuple[str, str]:
+    deadline = time.monotonic() + ONCE_SECONDS
+    while time.monotonic() < deadline:
+        pod = plain(core.read_namespaced_pod(name, release.namespace))
+        phase = pod["status"].get("phase")
+        if phase in ("Succeeded", "Failed"):
+            text = core.read_namespaced_pod_log(name, release.namespace)
+            if phase == "Succeeded":
+                digest = pod["status"]["containerStatuses"][0].get("imageID") or ""
+                return str(text), digest.rpartition("@")[2].rpartition("//")[2]
+            last = " ".join(str(text).split()[-40:])
+            raise ServeError(f"the image does not do {name}: {last or 'it said nothing'}")
+        if reason := waiting_reason(pod):
+            raise ServeError(reason, fix="correct the image's name, or image.pullSecrets")
+        time.sleep(TICK_SECONDS)
+    raise ServeError(f"a pod with that image did not end within {ONCE_SECONDS:.0f} s")
 
 
 def _deployment(apps: Any, release: Release) -> Any:

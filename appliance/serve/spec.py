@@ -32,6 +32,9 @@ CLEAR_LEAD = {"cpu": 0.0, "cuda": 0.25}
 CPU_COMPILATION = {"custom_ops": ["all", "-rotary_embedding"]}
 
 
+# Our name among vLLM's plugins. Of all that are installed only this one is loaded.
+OURS = "appliance"
+
 # What can be captured in a CUDA graph (expert_kernels.launch: MAX_TOKENS and MAX_PICKS).
 MOST_ROWS = 64
 MOST_PICKS = 1024
@@ -49,6 +52,7 @@ class Wishes:
     start_limit_seconds: float | None = None
     max_body_bytes: int = 64 << 20
     max_header_bytes: int = 32 << 10
+    exl3_owner: str = OURS
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class ServeSpec:
     served_name: str
     plan_path: Path
     plan_digest: str
+    learned: Path | None  # what the slots learned, kept from one run to the next
     load_seconds: float
     start_limit_seconds: float
     drain_seconds: float
@@ -77,15 +82,25 @@ class ServeSpec:
 
 
 def spec(plan: Plan, model: Path, plan_path: Path, wishes: Wishes, files: Files) -> ServeSpec:
-    """The engine of this plan. Paths come out absolute. Raises UsageError on a mixed plan."""
+    """The engine of this plan. Paths come out absolute.
+
+    Raises UsageError on a mixed plan, and where another plugin is to own the method exl3.
+    """
+    if wishes.exl3_owner != OURS:
+        raise UsageError(
+            f"APPLIANCE_EXL3_OWNER is {wishes.exl3_owner}, a plugin that reads no plan: this one"
+            f" would be ignored",
+            fix=f"APPLIANCE_EXL3_OWNER={OURS}, or start `vllm serve` without the appliance",
+        )
     devices = {rank.device for rank in plan.ranks}
     if len(devices) != 1:
         raise UsageError(f"the plan mixes devices over its ranks: {', '.join(sorted(devices))}")
     model, plan_path = model.absolute(), plan_path.absolute()
     name = wishes.served_name or model.name
     load_seconds = _load_seconds(plan)
+    learned = None if plan.cache is None else files.learned(plan.made_from.checkpoint)
     return ServeSpec(
-        argv=_argv(plan, wishes, model=model, plan_path=plan_path, name=name),
+        argv=_argv(plan, wishes, model=model, plan_path=plan_path, name=name, learned=learned),
         environment=_environment(plan, wishes, files),
         files=files,
         host=wishes.host,
@@ -94,6 +109,7 @@ def spec(plan: Plan, model: Path, plan_path: Path, wishes: Wishes, files: Files)
         served_name=name,
         plan_path=plan_path,
         plan_digest=plan.digest,
+        learned=learned,
         load_seconds=load_seconds,
         start_limit_seconds=wishes.start_limit_seconds or _start_limit_seconds(plan),
         drain_seconds=wishes.drain_seconds,
@@ -102,9 +118,13 @@ def spec(plan: Plan, model: Path, plan_path: Path, wishes: Wishes, files: Files)
 
 
 def _argv(
-    plan: Plan, wishes: Wishes, *, model: Path, plan_path: Path, name: str
+    plan: Plan, wishes: Wishes, *, model: Path, plan_path: Path, name: str, learned: Path | None
 ) -> tuple[str, ...]:
-    ours = {"appliance": {"plan": str(plan_path), "checkpoint": str(model)}}
+    ours: dict[str, dict[str, str]] = {
+        "appliance": {"plan": str(plan_path), "checkpoint": str(model)}
+    }
+    if learned is not None:
+        ours["appliance"]["learned"] = str(learned)
     argv = [
         wishes.engine_python,
         # Without -P a folder of the working directory could shadow a package.
@@ -119,7 +139,7 @@ def _argv(
         *("--enable-expert-parallel",) * plan.expert_parallel,
         *_device_arguments(plan),
         *("--additional-config", json.dumps(ours)),
-        *("--worker-extension-cls", "appliance.engine.worker.WorkerExtension"),
+        *("--worker-cls", "appliance.engine.worker.Worker"),
         *("--middleware", "appliance.gateway.Gateway"),
         # One API process: the gateway's admission and its count of requests live in it.
         *("--api-server-count", "1"),
@@ -177,7 +197,7 @@ def _environment(plan: Plan, wishes: Wishes, files: Files) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "VLLM_DO_NOT_TRACK": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_PLUGINS": "appliance",
+        "VLLM_PLUGINS": OURS,
     }
     cards = [rank.gpu for rank in plan.ranks if rank.gpu is not None]
     if len(cards) == len(plan.ranks):

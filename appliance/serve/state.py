@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from appliance import process
+from appliance import durable, process
 from appliance.errors import ServeError
 
 Phase = Literal[
@@ -51,6 +51,10 @@ class Files:
     @property
     def rates(self) -> Path:
         return self.folder / "rates.json"
+
+    def learned(self, checkpoint_digest: str) -> Path:
+        """Recent picks of the experts of one checkpoint, as the engine's slots weigh them."""
+        return self.folder / f"learned-{checkpoint_digest[:12]}.json"
 
     @property
     def control_key(self) -> Path:
@@ -135,17 +139,10 @@ def write_state(files: Files, state: State) -> None:
 
 
 def write_aside(path: Path, text: str) -> None:
-    """Write mode 0600 beside, sync, rename. Raises ServeError with the system's reason."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    """Mode 0600, all of it or what was there before. Raises ServeError with the system's reason."""
     try:
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
+        durable.write_file(path, text.encode(), mode=durable.OWNER_ONLY)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise ServeError(f"cannot write {path}: {error.strerror}") from error
 
 

@@ -13,6 +13,7 @@ from appliance.serve import before
 from appliance.serve.answers import Expectation, read_expectations
 from appliance.serve.client import Client
 from appliance.serve.keys import first_key, make_keys
+from appliance.serve.learned import EVERY_SECONDS, keep_learned
 from appliance.serve.proof import Proof, prove
 from appliance.serve.run import TICK_SECONDS, Run, Stopped, StopRequest, first_state
 from appliance.serve.spec import REMOVED_VARIABLES, ServeSpec
@@ -74,8 +75,22 @@ def _serve(
     run.note = None
     client.post("/gateway/admit")
     _admitted(run, proof)
+    kept = time.monotonic()
     while True:
         run.tick()
+        if time.monotonic() - kept > EVERY_SECONDS:
+            run.during(lambda: _keep_learned(run, client))
+            kept = time.monotonic()
+
+
+def _keep_learned(run: Run, client: Client) -> None:
+    """The next start begins with it; an engine that serves is not ended because it cannot."""
+    if run.spec.learned is None:
+        return
+    try:
+        keep_learned(client, run.spec.learned)
+    except ServeError as error:
+        run.become(run.state.phase, f"what the cache learned was not kept: {error.message}")
 
 
 def _start(run: Run, inherited: Mapping[str, str]) -> None:
@@ -133,6 +148,8 @@ def _drain(run: Run) -> bool:
             time.sleep(TICK_SECONDS)
             in_flight = client.get("/gateway/state")["in_flight"]
             run.observe(run.state)
+        if not in_flight:
+            _keep_learned(run, client)
     except ServeError as error:
         run.become("stopping", f"the engine did not say what is in flight: {error.message}")
         return False

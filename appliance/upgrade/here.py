@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +14,15 @@ from appliance.plan.planner import plan as make_plan
 from appliance.plan.request import Policy
 from appliance.serve import local
 from appliance.serve.canary import ask_twice
-from appliance.serve.client import Client
-from appliance.serve.keys import first_key
+from appliance.serve.drain import admit, drain
 from appliance.serve.measured import with_kept_rates
 from appliance.serve.prepare import Request, prepare
 from appliance.serve.spec import ServeSpec, Wishes
 from appliance.serve.state import SERVING, Files, read_state
 from appliance.upgrade.book import Deployment
+from appliance.upgrade.migrate import migrate
 from preflight import Live, check, inspect, plan_needs
 
-TICK_SECONDS = 0.2
 STOP_SECONDS = 120.0
 
 
@@ -81,19 +79,7 @@ class Here:
         return target.model_copy(update={"plan": path, "plan_digest": made.digest})
 
     def drain(self) -> None:
-        client = self._control()
-        if client is None:
-            return
-        deadline = time.monotonic() + self.drain_seconds
-        in_flight = client.post("/gateway/drain")["in_flight"]
-        while in_flight:
-            if time.monotonic() > deadline:
-                raise ServeError(
-                    f"{in_flight} requests were still running after {self.drain_seconds:.0f} s",
-                    fix="try again later, or raise APPLIANCE_DRAIN_SECONDS",
-                )
-            time.sleep(TICK_SECONDS)
-            in_flight = client.get("/gateway/state")["in_flight"]
+        drain(self.files, self.drain_seconds)
 
     def stop(self) -> None:
         local.stop(self.files, lambda state: None, STOP_SECONDS)
@@ -120,15 +106,13 @@ class Here:
         )
 
     def admit(self) -> None:
-        client = self._control()
-        if client is not None:
-            client.post("/gateway/admit")
+        admit(self.files)
 
-    def _control(self) -> Client | None:
-        state = read_state(self.files)
-        if state is None or state.phase not in SERVING or not state.supervisor_is_running:
-            return None
-        return Client(state.host, state.port, first_key(self.files.control_key))
+    def migrate(self, version: int, knows: Deployment) -> None:
+        migrate(self.files.folder, version)
+
+    def recorded(self, deployment: Deployment) -> Deployment:
+        return deployment
 
     def _plans(self) -> Path:
         folder = self.files.folder / "plans"

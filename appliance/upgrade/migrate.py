@@ -27,6 +27,7 @@ class Migration:
 
 # version -> how to get there from the one before. Version 1 is where everything starts.
 MIGRATIONS: Mapping[int, Migration] = {}
+SCHEMA_VERSION = max({1, *MIGRATIONS})  # what this release reads and writes
 
 
 def version_of(folder: Path) -> int:

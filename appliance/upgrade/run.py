@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.errors import ApplianceError, ServeError, UsageError
 from appliance.upgrade.book import Book, Deployment, Upgrade, only_upgrade, read_book, write_book
-from appliance.upgrade.migrate import MIGRATIONS, Migration
 from appliance.upgrade.steps import NAMES, STEPS, Work, World, serve_previous
 
 BOOK = "deployments.json"
@@ -24,7 +23,6 @@ class Runner:
     world: World
     folder: Path
     tell: Callable[[str], None] = lambda words: None
-    migrations: Mapping[int, Migration] | None = None
 
     @property
     def path(self) -> Path:
@@ -83,8 +81,7 @@ class Runner:
         return self.upgrade(last)
 
     def _work(self, upgrade: Upgrade) -> Work:
-        table = MIGRATIONS if self.migrations is None else self.migrations
-        return Work(self.world, self.folder, upgrade.previous, upgrade.target, table)
+        return Work(self.world, upgrade.previous, upgrade.target)
 
     def _forward(self, book: Book, upgrade: Upgrade) -> Upgrade:
         work = self._work(upgrade)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from appliance.upgrade.book import Deployment
-from appliance.upgrade.migrate import Migration, migrate
 
 
 class World(Protocol):
     """Where deployments run: this host, Docker, Kubernetes. All calls may be repeated."""
+
+    def served(self) -> Deployment:
+        """What runs now, as a deployment. Raises UsageError where nothing does."""
 
     def pull(self, target: Deployment) -> None:
         """Image and weights are here; nothing that serves is touched."""
@@ -25,6 +26,9 @@ class World(Protocol):
 
     def plan(self, target: Deployment) -> Deployment:
         """The deployment with its plan."""
+
+    def migrate(self, version: int, knows: Deployment) -> None:
+        """The files of the state directory are of that schema; `knows` knows the way there."""
 
     def drain(self) -> None:
         """New requests are refused; accepted ones have finished."""
@@ -44,20 +48,25 @@ class World(Protocol):
     def admit(self) -> None:
         """What was drained takes requests again."""
 
+    def recorded(self, deployment: Deployment) -> Deployment:
+        """The deployment that serves now, with what only its start could tell: digests."""
+
 
 @dataclass
 class Work:
     """What the steps act on; `target` gains its plan on the way."""
 
     world: World
-    folder: Path
     previous: Deployment
     target: Deployment
-    migrations: Mapping[int, Migration]
 
 
 def _plan(work: Work) -> None:
     work.target = work.world.plan(work.target)
+
+
+def _record(work: Work) -> None:
+    work.target = work.world.recorded(work.target)
 
 
 def serve_previous(work: Work) -> None:
@@ -89,12 +98,12 @@ STEPS = (
     Step("stop", lambda work: work.world.stop()),
     Step(
         "migrate",
-        lambda work: migrate(work.folder, work.target.schema_version, work.migrations),
-        lambda work: migrate(work.folder, work.previous.schema_version, work.migrations),
+        lambda work: work.world.migrate(work.target.schema_version, work.target),
+        lambda work: work.world.migrate(work.previous.schema_version, work.target),
     ),
     Step("switch", lambda work: work.world.start(work.target), lambda work: work.world.stop()),
     Step("prove", lambda work: work.world.prove(work.target)),
     # Committing is the write of the book that follows: see run.py.
-    Step("commit", _nothing),
+    Step("commit", _record),
 )
 NAMES = tuple(step.name for step in STEPS)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from appliance import durable
 from appliance.errors import WeightsError
-from appliance.weights import durable
 from appliance.weights.manifest import Strict
 from appliance.weights.marks import clean_mark
 from appliance.weights.release import check_release

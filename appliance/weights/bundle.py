@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
+from appliance import durable
 from appliance.errors import SourceError, UsageError
-from appliance.weights import durable
+from appliance.weights import guard
 from appliance.weights.folder import read_pieces
 from appliance.weights.manifest import Manifest, Sha256, Strict
 from appliance.weights.names import check_paths
@@ -41,12 +42,13 @@ class Extra(Strict):
 class Bundle(Strict):
     """The index. `offsets` are where each member's bytes begin in the stream, by member name.
 
-    `images` maps an image's name to its digest (`sha256:...`).
+    `images` maps an image's name to its digest (`sha256:...`); `chart` is its name and version.
     """
 
     schema_version: Literal[1] = 1
     manifest: Manifest
     images: dict[str, Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]]
+    chart: str | None = None
     extras: tuple[Extra, ...]
     part_bytes: Annotated[int, Field(gt=0)]
     stream_bytes: Annotated[int, Field(ge=0)]
@@ -134,39 +136,23 @@ class BundleSource:
 
 def install_extras(source: BundleSource, folder: Path) -> list[Path]:
     """Write the bundle's extra files under `folder`, each proved before it has its name."""
-    written = []
-    for extra in source.bundle.extras:
-        target = folder / extra.path
-        with durable.storing(folder):
-            durable.make_folder(target.parent)
-            aside = target.with_name(f".{target.name[:100]}{durable.ASIDE}")
-            digest = hashlib.sha256()
-            start = source.bundle.offsets[f"{EXTRAS}/{extra.path}"]
-            with aside.open("wb") as stream:
-                for data in source.stream(start, start + extra.size_bytes):
-                    stream.write(data)
-                    digest.update(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            if digest.hexdigest() != extra.sha256:
-                aside.unlink()
-                raise SourceError(
-                    f"{extra.path} in the bundle has sha256 {digest.hexdigest()}, not "
-                    f"{extra.sha256}",
-                    fix="sha256sum -c SHA256SUMS says which part is damaged: copy it again",
-                )
-            aside.replace(target)
-            durable.sync_folder(target.parent)
-        written.append(target)
-    return written
+    with guard.storing(folder):
+        durable.make_folder(folder)
+    with guard.alone_in(folder), guard.storing(folder):
+        return [_install(source, extra, folder / extra.path) for extra in source.bundle.extras]
 
 
-def image_digests(texts: Sequence[str]) -> Mapping[str, str]:
-    """`NAME@sha256:...` -> name and digest."""
-    images = {}
-    for text in texts:
-        name, separator, digest = text.partition("@")
-        if not separator or not name:
-            raise UsageError(f"{text!a} is not NAME@sha256:DIGEST")
-        images[name] = digest
-    return images
+def _install(source: BundleSource, extra: Extra, target: Path) -> Path:
+    durable.make_folder(target.parent)
+    digest = hashlib.sha256()
+    start = source.bundle.offsets[f"{EXTRAS}/{extra.path}"]
+    with durable.writing(target, alone=True) as stream:
+        for data in source.stream(start, start + extra.size_bytes):
+            stream.write(data)
+            digest.update(data)
+        if digest.hexdigest() != extra.sha256:
+            raise SourceError(
+                f"{extra.path} in the bundle has sha256 {digest.hexdigest()}, not {extra.sha256}",
+                fix="sha256sum -c SHA256SUMS says which part is damaged: copy it again",
+            )
+    return target

@@ -6,19 +6,18 @@ A part has its name only when it is complete, so a run after a kill goes on with
 from __future__ import annotations
 
 import hashlib
-import os
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
+from appliance import durable
 from appliance.errors import SourceError, UsageError, WeightsError
-from appliance.weights import durable
-from appliance.weights.bundle import EXTRAS, INDEX, WEIGHTS, Bundle, Extra, part_name
+from appliance.weights import guard
+from appliance.weights.bundle import EXTRAS, INDEX, WEIGHTS, Bundle, Extra
+from appliance.weights.collect import Beside
 from appliance.weights.manifest import Manifest
-from appliance.weights.names import MANIFEST, check_paths
+from appliance.weights.names import MANIFEST
 from appliance.weights.store import Store
 
 READ_BYTES = 1 << 20
@@ -40,22 +39,20 @@ def create_bundle(
     release: str,
     folder: Path,
     *,
-    extras: Sequence[Path],
-    images: Mapping[str, str],
+    beside: Beside,
     part_bytes: int,
     observe: Callable[[int, int], None],
 ) -> Bundle:
-    """A bundle of `release` in `folder`. Extras are files, or folders with all they hold.
+    """A bundle of `release` in `folder`, with what is `beside` the weights.
 
     `part_bytes` is the size of every part but the last; 4 GiB - 1 is the most FAT32 takes.
     """
     if part_bytes < MIN_PART_BYTES:
         raise UsageError(f"parts of {part_bytes:,} bytes; at least {MIN_PART_BYTES:,} are needed")
-    files = _extras(extras)
-    manifest = store.manifest(release)
-    bundle, pieces = _lay_out(store, manifest, files, images, part_bytes)
-    with durable.storing(folder):
+    bundle, pieces = _lay_out(store, store.manifest(release), beside, part_bytes)
+    with guard.storing(folder):
         durable.make_folder(folder)
+    with guard.alone_in(folder), guard.storing(folder):
         index = (bundle.model_dump_json(indent=1) + "\n").encode()
         _check_folder(folder, index)
         _check_room(folder, bundle)
@@ -67,36 +64,26 @@ def create_bundle(
     return bundle
 
 
-def _extras(paths: Sequence[Path]) -> dict[str, tuple[Path, Extra]]:
-    found: dict[str, tuple[Path, Extra]] = {}
-    for path in paths:
-        inside = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-        for file in inside:
-            name = file.relative_to(path.parent).as_posix()
-            try:
-                with file.open("rb") as stream:
-                    digest = hashlib.file_digest(stream, "sha256").hexdigest()
-                size = file.stat().st_size
-            except OSError as error:
-                raise UsageError(f"cannot read {file}: {error.strerror}") from error
-            found[name] = (file, Extra(path=name, size_bytes=size, sha256=digest))
-    check_paths(found)
-    return found
+def _extra(name: str, file: Path) -> Extra:
+    try:
+        with file.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        size = file.stat().st_size
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from error
+    return Extra(path=name, size_bytes=size, sha256=digest)
 
 
 def _lay_out(
-    store: Store,
-    manifest: Manifest,
-    extras: Mapping[str, tuple[Path, Extra]],
-    images: Mapping[str, str],
-    part_bytes: int,
+    store: Store, manifest: Manifest, beside: Beside, part_bytes: int
 ) -> tuple[Bundle, list[_Piece]]:
+    extras = [_extra(name, file) for name, file in beside.files.items()]
     members = [
         (f"{WEIGHTS}/{file.path}", file.size_bytes, store.blob(file.sha256))
         for file in manifest.files
     ]
     members += [
-        (f"{EXTRAS}/{name}", extra.size_bytes, path) for name, (path, extra) in extras.items()
+        (f"{EXTRAS}/{extra.path}", extra.size_bytes, beside.files[extra.path]) for extra in extras
     ]
     pieces, offsets, at = [], {}, 0
 
@@ -114,19 +101,15 @@ def _lay_out(
         put(_Piece(-size % tarfile.BLOCKSIZE, data=bytes(-size % tarfile.BLOCKSIZE)))
     put(_Piece(2 * tarfile.BLOCKSIZE, data=bytes(2 * tarfile.BLOCKSIZE)))
     del offsets[f"{WEIGHTS}/{MANIFEST}"]
-    try:
-        bundle = Bundle(
-            manifest=manifest,
-            images=dict(images),
-            extras=tuple(extra for _, extra in extras.values()),
-            part_bytes=part_bytes,
-            stream_bytes=at,
-            offsets=offsets,
-        )
-    except ValidationError as error:
-        raise UsageError(
-            f"an image's digest is not sha256:... : {error.errors()[0]['msg']}"
-        ) from error
+    bundle = Bundle(
+        manifest=manifest,
+        images=beside.images,
+        chart=beside.chart,
+        extras=tuple(extras),
+        part_bytes=part_bytes,
+        stream_bytes=at,
+        offsets=offsets,
+    )
     return bundle, pieces
 
 
@@ -149,7 +132,7 @@ def _check_folder(folder: Path, index: bytes) -> None:
 
 def _check_room(folder: Path, bundle: Bundle) -> None:
     there = sum((folder / name).stat().st_size for name in bundle.parts if (folder / name).exists())
-    free = durable.free_bytes(folder)
+    free = guard.free_bytes(folder)
     needed = bundle.stream_bytes - there
     if needed > free:
         raise WeightsError(
@@ -169,16 +152,12 @@ def _write_parts(
             with path.open("rb") as stream:  # complete, from an earlier run
                 digest = hashlib.file_digest(stream, "sha256")
         else:
-            aside = path.with_name(f".{part_name(index)}{durable.ASIDE}")
-            with aside.open("wb", buffering=0) as out:
+            with durable.writing(path, alone=True) as out:
                 start = index * bundle.part_bytes
                 for data in _stream(pieces, start, start + size):
                     out.write(data)
                     digest.update(data)
                     observe(done + out.tell(), bundle.stream_bytes)
-                os.fsync(out.fileno())
-            aside.replace(path)
-            durable.sync_folder(folder)
         done += size
         observe(done, bundle.stream_bytes)
         sums[name] = digest.hexdigest()

@@ -12,7 +12,7 @@ import os
 import re
 from pathlib import Path
 
-from appliance.weights import durable
+from appliance import durable
 from appliance.weights.manifest import chunk_count
 
 _CHUNK = re.compile(r"chunk (\d+) ([0-9a-f]{64})")

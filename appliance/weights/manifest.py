@@ -18,6 +18,7 @@ from appliance.weights.names import check_paths
 
 CHUNK_BYTES = 16 << 20
 MAX_MANIFEST_BYTES = 256 << 20
+MAX_SIGNATURE_BYTES = 4 << 10
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -70,7 +71,10 @@ class Summary(Strict):
 
 
 class Manifest(Strict):
-    """`source` is where it was pulled from, without credentials; None where that is unknown."""
+    """`source` is where it was pulled from, without credentials; None where that is unknown.
+
+    `signature` is minisign's text over signature.statement; it travels with the manifest.
+    """
 
     schema_version: Literal[1] = 1
     model: str
@@ -79,6 +83,7 @@ class Manifest(Strict):
     source: str | None
     files: tuple[File, ...]
     checkpoint: Summary | None = None
+    signature: Annotated[str, Field(max_length=MAX_SIGNATURE_BYTES)] | None = None
 
     @model_validator(mode="after")
     def _names_are_safe(self) -> Self:

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from appliance.weights import durable
+from appliance import durable
 from appliance.weights.manifest import CHUNK_BYTES, Strict, chunk_count
 from appliance.weights.names import SHA256
 from appliance.weights.store import Store

@@ -6,8 +6,8 @@ import hashlib
 import os
 import threading
 
+from appliance import durable
 from appliance.errors import SourceError
-from appliance.weights import durable
 from appliance.weights.journal import Journal
 from appliance.weights.manifest import CHUNK_BYTES, chunk_count, chunk_span
 from appliance.weights.marks import write_mark

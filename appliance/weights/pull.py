@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from appliance.checkpoint.model import Checkpoint
 from appliance.errors import WeightsError
-from appliance.weights import durable
+from appliance.weights import guard
 from appliance.weights.fetch import Fetch, Observe, Transfer
 from appliance.weights.manifest import File, Manifest
 from appliance.weights.marks import known_chunks
@@ -58,6 +58,7 @@ def pull(
     started = time.monotonic()
     with store.pulling(f"pull of {source.name}"), closing(source):
         offer = ask(source, transfer)
+        store.check_signature(offer.manifest, source.name)
         check_paths(file.path for file in offer.files)
         have = {file.path: found for file in offer.files if (found := _in_store(store, file))}
         missing = _distinct(file for file in offer.files if file.path not in have)
@@ -67,7 +68,9 @@ def pull(
         parts = [Part(store, file) for file in missing]
         fetch = Fetch(source, parts, transfer)
         fetch.run(observe)
-        release = commit_release(store, _manifest(store, source, offer, have, parts))
+        made = _manifest(store, source, offer, have, parts)
+        store.check_signature(made, source.name)  # what was signed is what came
+        release = commit_release(store, made)
     return Pulled(
         release=release.release_id,
         manifest=release,
@@ -95,7 +98,7 @@ def check_room(store: Store, missing: Sequence[Wanted]) -> None:
     """Refuse before the first byte what could not end: space, file sizes, inodes."""
     needed = sum(file.size_bytes - _staged_bytes(store, file) for file in missing)
     margin = min(MAX_MARGIN_BYTES, int(needed * MARGIN_SHARE)) + MIN_MARGIN_BYTES
-    free = durable.free_bytes(store.folder)
+    free = guard.free_bytes(store.folder)
     if needed + margin > free:
         held = sum(found.st_blocks * 512 for _, found in store.blob_names())
         raise WeightsError(
@@ -165,4 +168,5 @@ def _manifest(
         licence=offer.licence,
         source=source.name,
         files=tuple(files),
+        signature=None if offer.manifest is None else offer.manifest.signature,
     )

@@ -6,9 +6,10 @@ import os
 import shutil
 from pathlib import Path
 
+from appliance import durable
 from appliance.checkpoint.exl3 import read_checkpoint
 from appliance.errors import WeightsError
-from appliance.weights import durable
+from appliance.weights import guard
 from appliance.weights.manifest import File, Manifest, Summary
 from appliance.weights.names import MANIFEST
 from appliance.weights.store import Store
@@ -28,7 +29,7 @@ def commit_release(store: Store, manifest: Manifest) -> Manifest:
     """
     final = store.release_folder(manifest.release_id)
     if final.is_dir():
-        return store.manifest(manifest.release_id)
+        return _adopt_signature(store, manifest)
     for file in manifest.files:
         found = os.lstat(store.blob(file.sha256))
         if found.st_size != file.size_bytes:
@@ -40,7 +41,7 @@ def commit_release(store: Store, manifest: Manifest) -> Manifest:
     aside = store.staging / f"release-{manifest.release_id}"
     if aside.exists():
         shutil.rmtree(aside)
-    with durable.storing(store.folder):
+    with guard.storing(store.folder):
         _link_files(aside, manifest)
         summary = Summary.of(read_checkpoint(aside))
         complete = manifest.model_copy(update={"checkpoint": summary})
@@ -52,11 +53,32 @@ def commit_release(store: Store, manifest: Manifest) -> Manifest:
     return store.manifest(manifest.release_id)
 
 
+def _adopt_signature(store: Store, manifest: Manifest) -> Manifest:
+    """The release is there; where it came signed this time, it is signed from now on."""
+    there = store.manifest(manifest.release_id)
+    if manifest.signature in (None, there.signature):
+        return there
+    with store.changing("a signature"):
+        signed = manifest.model_copy(update={"checkpoint": there.checkpoint})
+        write_manifest(store, signed)
+    return signed
+
+
+def write_manifest(store: Store, manifest: Manifest) -> None:
+    """In place of the one that the release had: the same files, otherwise described."""
+    path = store.release_folder(manifest.release_id) / MANIFEST
+    durable.write_file(path, manifest.to_json())
+
+
 def check_release(store: Store, release: str, manifest: Manifest | None = None) -> list[str]:
     """What is wrong with a release besides the bytes of its blobs; sentences."""
     folder = store.release_folder(release)
     manifest = manifest or store.manifest(release)
     problems = []
+    try:
+        store.check_signature(manifest, "the manifest")
+    except WeightsError as error:
+        problems.append(error.message)
     if manifest.release_id != release:
         problems.append(f"the manifest is not the one of {release}: it was changed")
     wanted = {file.path: file for file in manifest.files}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from appliance import durable
 from appliance.checkpoint.model import Checkpoint, MoeLayer, ProjectionShape
 from appliance.checkpoint.safetensors import read_bytes
 from appliance.errors import WeightsError
-from appliance.weights import durable
+from appliance.weights import guard
 from appliance.weights.arena_file import ArenaFile, header_for
 
 DOWN = 2
@@ -25,15 +25,15 @@ def repack(
     headers = [header_for(checkpoint, rank, parts) for rank in range(parts)]
     total = sum(header.data_bytes for header in headers)
     made, done = [], 0
-    with durable.storing(folder):
+    with guard.storing(folder):
         durable.make_folder(folder)
-        free = durable.free_bytes(folder)
+    with guard.alone_in(folder), guard.storing(folder):
+        free = guard.free_bytes(folder)
         if total > free:
             raise WeightsError(f"arena files of {total:,} bytes do not fit {free:,} free")
         for rank, header in enumerate(headers):
             path = folder / f"arena-{rank}-of-{parts}.bin"
-            aside = path.with_name(f".{path.name}{durable.ASIDE}")
-            with aside.open("wb") as out:
+            with durable.writing(path, alone=True) as out:
                 out.write(header.to_bytes())
                 for blocks, layer in zip(header.layers, checkpoint.target_layers, strict=True):
                     for expert, size in enumerate(blocks.block_bytes):
@@ -43,10 +43,6 @@ def repack(
                         out.write(bytes(size - written))
                         done += size
                         observe(done, total)
-                out.flush()
-                os.fsync(out.fileno())
-            aside.replace(path)
-            durable.sync_folder(folder)
             made.append(ArenaFile.open(path))
     return made
 

@@ -29,10 +29,13 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
+    """`manifest` is the one that the source has, signature and all; None where it has none."""
+
     model: str
     revision: str | None
     licence: str | None
     files: tuple[Wanted, ...]
+    manifest: Manifest | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -90,6 +93,7 @@ def offered(manifest: Manifest) -> Offer:
             Wanted(file.path, file.size_bytes, sha256=file.sha256, chunks=file.chunks)
             for file in manifest.files
         ),
+        manifest,
     )
 
 

@@ -21,10 +21,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from appliance import durable
 from appliance.errors import UsageError, WeightsError
-from appliance.weights import durable
+from appliance.weights import guard
 from appliance.weights.manifest import Manifest, read_manifest
 from appliance.weights.names import MANIFEST, SHA256
+from appliance.weights.signature import Keys
 
 FORMAT = "moe-appliance weights 1\n"
 CHANGE_PATIENCE_SECONDS = 10.0
@@ -32,9 +34,13 @@ CHANGE_PATIENCE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Store:
-    """Paths of one store; every method that answers reads the disk anew."""
+    """Paths of one store; every method that answers reads the disk anew.
+
+    With `keys`, nothing that none of them signed is pulled, verified or activated.
+    """
 
     folder: Path
+    keys: Keys | None = None
 
     @property
     def releases_folder(self) -> Path:
@@ -68,6 +74,11 @@ class Store:
 
     def manifest(self, release: str) -> Manifest:
         return read_manifest(self.release_folder(release) / MANIFEST)
+
+    def check_signature(self, manifest: Manifest | None, where: str) -> None:
+        """Raises WeightsError where this store has keys and none of them signed the manifest."""
+        if self.keys is not None:
+            self.keys.check(manifest, where)
 
     def find(self, name: str | None) -> str:
         """The one release that `name` means: an id, the start of one, or None for the current."""
@@ -112,8 +123,8 @@ class Store:
     def pulling(self, what: str) -> Iterator[None]:
         """Nobody else fetches into, or sweeps, this store meanwhile."""
         with (
-            durable.storing(self.folder),
-            durable.locked(self.folder / "locks" / "pull", what),
+            guard.storing(self.folder),
+            guard.locked(self.folder / "locks" / "pull", what),
         ):
             yield
 
@@ -122,15 +133,15 @@ class Store:
         """Nobody else moves `current` or adds or removes a release meanwhile; short."""
         path = self.folder / "locks" / "change"
         with (
-            durable.storing(self.folder),
-            durable.locked(path, what, patience_seconds=CHANGE_PATIENCE_SECONDS),
+            guard.storing(self.folder),
+            guard.locked(path, what, patience_seconds=CHANGE_PATIENCE_SECONDS),
         ):
             yield
 
 
-def open_store(folder: Path) -> Store:
+def open_store(folder: Path, keys: Keys | None = None) -> Store:
     """An existing store. Raises WeightsError where there is none, or a newer one."""
-    store = Store(folder.absolute())
+    store = Store(folder.absolute(), keys)
     try:
         found = (store.folder / "FORMAT").read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -147,12 +158,12 @@ def open_store(folder: Path) -> Store:
     return store
 
 
-def make_store(folder: Path) -> Store:
+def make_store(folder: Path, keys: Keys | None = None) -> Store:
     """The store at `folder`, made if there is none; a folder that holds other things is refused."""
-    store = Store(folder.absolute())
+    store = Store(folder.absolute(), keys)
     if (store.folder / "FORMAT").exists():
-        return open_store(folder)
-    with durable.storing(store.folder):
+        return open_store(folder, keys)
+    with guard.storing(store.folder):
         durable.make_folder(store.folder)
         ours = {"blobs", "releases", "staging", "marks", "locks"}
         strange = sorted(

@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from appliance import durable
 from appliance.errors import UsageError
-from appliance.weights import durable
 from appliance.weights.activate import previous
 from appliance.weights.names import SHA256
 from appliance.weights.store import Store

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from appliance import durable
 from appliance.checkpoint.exl3 import read_checkpoint
 from appliance.errors import ApplianceError
-from appliance.weights import durable
 from appliance.weights.manifest import File, Summary, chunk_span
 from appliance.weights.marks import READ_BYTES, clean_mark, drop_mark, write_mark
 from appliance.weights.pace import Throttle

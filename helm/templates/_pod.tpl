@@ -54,7 +54,9 @@ requests:
   "APPLIANCE_HOLD_ON_FAILURE" (toString $s.holdOnFailure)
   "APPLIANCE_IGNORE_CHECKS" (join "," $s.ignoreChecks)
   "APPLIANCE_SERVED_NAME" $s.servedName
-  "APPLIANCE_IMAGE_DIGEST" .Values.image.digest -}}
+  "APPLIANCE_IMAGE_DIGEST" .Values.image.digest
+  "APPLIANCE_EXL3_OWNER" $s.exl3Owner
+  "APPLIANCE_RECORD" .Values.record -}}
 {{- if not .Values.demo }}{{ $_ := set $set "APPLIANCE_MODEL" .Values.model.path }}{{ end -}}
 {{- range $name, $value := dict
   "APPLIANCE_STREAMS" $s.streams

@@ -31,7 +31,7 @@ def main() -> None:
     work = json.loads(Path(prompts_file).read_text())
     ours = "additional_config" in options
     if ours:
-        options["worker_extension_cls"] = "appliance.engine.worker.WorkerExtension"
+        options["worker_cls"] = "appliance.engine.worker.Worker"
     options["compilation_config"] = CPU_COMPILATION
     llm = LLM(model, enforce_eager=True, dtype="float32", max_model_len=512, **options)
     result: dict[str, object] = {"vllm": vllm.__version__}

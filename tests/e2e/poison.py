@@ -38,7 +38,7 @@ def main() -> None:
         enforce_eager=True,
         dtype="float32",
         max_model_len=128,
-        worker_extension_cls="appliance.engine.worker.WorkerExtension",
+        worker_cls="appliance.engine.worker.Worker",
         additional_config={"appliance": {"plan": plan, "checkpoint": model}},
     )
     from appliance.engine.experts import state

@@ -18,7 +18,8 @@ from preflight import inspect
 from preflight.source import Live
 
 TOLERANCE = 1e-3  # natural log; the smallest gap between first and second choice is wider
-PLACEMENTS = {"resident": 0.0, "half": 0.5, "host": 1.0}
+# Share of the experts on the host, and cache slots a layer.
+PLACEMENTS = {"resident": (0.0, 0), "half": (0.5, 0), "host": (1.0, 0), "slots": (0.75, 2)}
 
 
 def serve(
@@ -27,12 +28,14 @@ def serve(
     prompts: dict[str, Any],
     share: float,
     environment: dict[str, str] | None = None,
+    slots: int = 0,
     **options: Any,
 ) -> Outputs:
     ranks = options.get("tensor_parallel_size", 1)
     policy = Policy(
         device="cpu",
         host_share=share,
+        cache_slots=slots,
         tensor_parallel=ranks,
         expert_parallel=options.get("enable_expert_parallel", False),
         streams=20,
@@ -62,9 +65,12 @@ def largest_difference(a: Outputs, b: Outputs) -> float:
 def test_placement_ranks_and_format_change_no_token(
     lab: MakeLab, prompts: dict[str, Any], family: str
 ) -> None:
-    """20 prompts x 64 tokens: three placements, both vLLMs, TP 2, EP 2, dense weights agree."""
+    """20 prompts x 64 tokens: four placements, both vLLMs, TP 2, EP 2, dense weights agree."""
     model = lab(family)
-    served = {name: serve(model, name, prompts, share) for name, share in PLACEMENTS.items()}
+    served = {
+        name: serve(model, name, prompts, share, slots=slots)
+        for name, (share, slots) in PLACEMENTS.items()
+    }
     assert len(tokens(served["half"])) == 20
     assert {len(row) for row in tokens(served["half"])} == {64}
     for outputs in served.values():
@@ -75,6 +81,8 @@ def test_placement_ranks_and_format_change_no_token(
     assert picks["resident"]["host"] == 0 < picks["resident"]["device"]
     assert picks["host"]["device"] == 0
     assert picks["half"]["device"] and picks["half"]["host"]
+    assert picks["slots"]["slot"] and picks["slots"]["host"]
+    assert served["slots"]["state"][0]["promotions"] > 0
     assert served["resident"]["state"][0]["host_bytes_read"] == 0
     assert served["host"]["state"][0]["host_bytes_read"] > 0
 

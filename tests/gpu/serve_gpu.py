@@ -20,13 +20,14 @@ import statistics
 import subprocess
 import sys
 import time
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 REPO = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(REPO), str(REPO / "kernels")]
+sys.path[:0] = [str(REPO), str(REPO / "kernels"), str(REPO / "tests" / "gpu")]
+
+from environment import engine_environment, write_plugin_metadata  # noqa: E402
 
 LINK = 51e9  # bytes a second that kernels read from host memory (FACTS section 3)
 CAPTURE = [1, 2, 4, 8]
@@ -75,13 +76,7 @@ def prepare(work: Path, experts: int, models: set[str]) -> None:
     """Checkpoints, the tiny one's expected tokens, and metadata by which vLLM finds the plugin."""
     from appliance.checkpoint.synth import synthesize
 
-    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
-    info = work / "plugin" / "moe_appliance-0.1.0.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: moe-appliance\nVersion: 0.1.0\n")
-    groups = project["entry-points"]
-    lines = [f"[{g}]\n" + "".join(f"{k} = {v}\n" for k, v in e.items()) for g, e in groups.items()]
-    (info / "entry_points.txt").write_text("\n".join(lines))
+    write_plugin_metadata(work / "plugin")
     for name, spec in specs(experts).items():
         if name not in models or (work / name).exists():
             continue
@@ -163,7 +158,7 @@ class Engine:
             max_num_seqs=CAPTURE[-1],
             max_num_batched_tokens=8192,
             enable_prefix_caching=False,
-            worker_extension_cls="appliance.engine.worker.WorkerExtension",
+            worker_cls="appliance.engine.worker.Worker",
             additional_config={
                 "appliance": {"plan": str(plan_file), "checkpoint": str(work / model)}
             },
@@ -294,25 +289,9 @@ def child(work: Path, name: str, device: str, cases: list[str], large_dtype: str
 def start(
     work: Path, case: str, device: str, cases: list[str], large_dtype: str
 ) -> subprocess.Popen[str]:
-    plugin = [str(work / "plugin"), str(REPO), str(REPO / "kernels")]
     environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([*plugin, os.environ.get("PYTHONPATH", "")]),
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",
-        "VLLM_PLUGINS": "appliance",
+        **engine_environment(work / "plugin"),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        # NVLink multicast stays off: it can take a shared host's GPUs down.
-        "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
-        "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
-        "VLLM_USE_NCCL_SYMM_MEM": "0",
-        "NCCL_NVLS_ENABLE": "0",
-        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-        "NVSHMEM_DISABLE_NVLS": "1",
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the plan's order
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "4"),
     }
     with (work / f"{case}.log").open("w") as log:
         command = [sys.executable, str(Path(__file__)), "--work", str(work), "--case", case]

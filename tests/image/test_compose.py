@@ -10,7 +10,7 @@ from appliance.settings import PREFIX, Settings, read_settings
 # The image or the command line decides these, or one service's compose file does.
 OURS = {"STATE_DIR", "ENGINE_PYTHON", "PORT", "AGENT_PORT", "GATEWAY_CONTROL_KEY", "RELEASE"}
 # `appliance weights` fills the store on the host; the containers only read it.
-HOST_ONLY = {"WEIGHTS_DIR", "WEIGHTS_TOKEN_FILE"}
+HOST_ONLY = {"WEIGHTS_DIR", "WEIGHTS_TOKEN_FILE", "WEIGHTS_PUBLIC_KEY"}
 
 
 def test_the_defaults_are_settings_that_the_appliance_accepts():
@@ -77,5 +77,5 @@ def test_a_key_file_is_a_secret_in_the_container_and_without_one_a_key_is_made_t
 def test_pinned_versions_of_the_dockerfile_and_compose_agree():
     dockerfile = (REPOSITORY / "Dockerfile").read_text()
     args = compose()["services"]["appliance"]["build"]["args"]
-    for name in ("BASE_IMAGE", "COMPILER_IMAGE", "KERNELS"):
+    for name in ("BASE_IMAGE", "KERNELS"):
         assert f"ARG {name}={args[name]}\n" in dockerfile

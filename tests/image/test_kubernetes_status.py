@@ -3,7 +3,8 @@
 import pytest
 
 from appliance.errors import ServeError, UsageError
-from appliance.serve.kubernetes import Release, _sentence, explain, scale
+from appliance.serve.kubernetes import Release, _sentence, scale
+from appliance.serve.pods import explain
 
 RELEASE = Release("flash", "serving")
 

@@ -69,6 +69,27 @@ def soak_others(crash, folder, seed, kills):
         )
 
 
+def soak_writers(crash, folder, seed, kills):
+    """Repair, repack and bundle, as pull: at random calls, before and after."""
+    store, source = folder / "prepared", str(folder / "first" / "tiny")
+    draw = random.Random(seed)
+    for operation in ("repair", "repack", "bundle"):
+        started = time.monotonic()
+        crash_points.copy(store, folder / "work")
+        if operation == "repair":
+            crash_points.damage(open_store(folder / "work"))
+        calls = crash.run(operation, folder / "work", source).calls
+        points = [draw.randint(1, calls) for _ in range(-(-kills // 2))]
+        if operation == "repair":
+            crash_points.kill_repairs_at(crash, store, folder / "work", source, points)
+        else:
+            crash_points.kill_writers_at(crash, store, folder / "work", operation, points)
+        print(
+            f"{operation}: {2 * len(points)} kills at {len(set(points))} of {calls} calls, before "
+            f"and after, in {time.monotonic() - started:.0f} s; what has its name is whole"
+        )
+
+
 def soak_full_disk(crash, folder):
     model = folder / "first" / "tiny"
     started = time.monotonic()
@@ -104,6 +125,7 @@ def main():
         with crasher(folder) as crash:
             soak_pull(crash, folder / "pull", asked.seed, asked.pulls)
             soak_others(crash, folder / "others", asked.seed, asked.others)
+            soak_writers(crash, folder / "others", asked.seed, asked.others)
             soak_full_disk(crash, folder / "others")
 
 

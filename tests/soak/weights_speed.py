@@ -1,15 +1,17 @@
 """Weights against what people use today, side by side on this machine, alternating.
 
-    python tests/soak/weights_speed.py [--mib 1024] [--rounds 3] [--folder DIR]
+    python tests/soak/weights_speed.py [--mib 1024] [--rounds 5] [--folder DIR]
 
 Pull against huggingface_hub's snapshot_download from the same local hub, both in processes of
 their own, whole and after a kill in mid-file; verify --full against `sha256sum` run in parallel
-over the same files. Files in the page cache. Best of the rounds.
+over the same files, and against OpenSSL run so, which has the processor's SHA instructions where
+coreutils' may not. Files in memory. Medians of the rounds, and the best.
 """
 
 import argparse
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,6 +25,7 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "kernels"), str(REPOSITORY / "
 from weights_models import write_model  # noqa: E402
 
 SHARDS = 4
+VERIFIERS = ["verify --full", "sha256sum in parallel", "openssl in parallel"]
 OURS = (
     "import sys; from pathlib import Path\n"
     "from appliance.weights.fetch import Transfer; from appliance.weights.network import Network\n"
@@ -110,7 +113,7 @@ def refetched(server, code, folder, size):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--mib", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=None)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
@@ -125,31 +128,46 @@ def main():
             server.close()
 
 
+def in_parallel(files, *command):
+    """Seconds of one process a file, as many at once as there are cores."""
+    begin = time.monotonic()
+    subprocess.run(
+        ["xargs", "-P", str(os.cpu_count()), "-n", "1", *command],
+        input="\n".join(files), text=True, check=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    return time.monotonic() - begin
+
+
 def measure(server, folder, size, rounds):
     gib = size / 2**30
-    times = {"ours": [], "theirs": [], "verify": [], "sha256sum": []}
+    times = {name: [] for name in ("pull", "huggingface_hub", *VERIFIERS)}
     for number in range(rounds):
-        for name, code in (("theirs", THEIRS), ("ours", OURS)):
+        # In turn, and each first as often as the other: a busy machine is busy for both.
+        both = [("pull", OURS), ("huggingface_hub", THEIRS)][:: 1 if number % 2 else -1]
+        for name, code in both:
             target = folder / f"{name}-{number}"
             times[name].append(timed(code, server.url, str(target), HF_ENDPOINT=server.url))
-            if name == "theirs" or number < rounds - 1:
+            if name == "huggingface_hub" or number < rounds - 1:
                 shutil.rmtree(target)
-    store = folder / f"ours-{rounds - 1}"
+    store = folder / f"pull-{rounds - 1}"
     blobs = [str(path) for path in (store / "blobs").rglob("*") if path.is_file()]
-    for _ in range(rounds):
-        begin = time.monotonic()
-        subprocess.run(
-            ["xargs", "-P", str(os.cpu_count()), "-n", "1", "sha256sum"],
-            input="\n".join(blobs), text=True, check=True, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-        times["sha256sum"].append(time.monotonic() - begin)
-        times["verify"].append(timed(VERIFY, str(store)))
-    best = {name: gib / min(seconds) for name, seconds in times.items()}
-    print(f"{gib:.2f} GiB, best of {rounds}; {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}")
-    print(f"pull (hashed, synced)      {best['ours']:.2f} GiB/s")
-    print(f"huggingface_hub (neither)  {best['theirs']:.2f} GiB/s")
-    print(f"verify --full              {best['verify']:.2f} GiB/s")
-    print(f"sha256sum in parallel      {best['sha256sum']:.2f} GiB/s")
+    ways = {
+        "verify --full": lambda: timed(VERIFY, str(store)),
+        "sha256sum in parallel": lambda: in_parallel(blobs, "sha256sum"),
+        "openssl in parallel": lambda: in_parallel(blobs, "openssl", "dgst", "-sha256"),
+    }
+    for number in range(rounds):
+        for name in VERIFIERS[number % 3 :] + VERIFIERS[: number % 3]:
+            times[name].append(ways[name]())
+    print(f"{gib:.2f} GiB, {rounds} rounds; {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}")
+    median = {name: gib / statistics.median(seconds) for name, seconds in times.items()}
+    for name, seconds in times.items():
+        print(f"{name:24} median {median[name]:.2f} GiB/s, best {gib / min(seconds):.2f}")
+    for ours, theirs in (
+        ("pull", "huggingface_hub"),
+        *(("verify --full", v) for v in VERIFIERS[1:]),
+    ):
+        print(f"{ours} / {theirs}: {median[ours] / median[theirs]:.2f}")
     for name, code in (("pull", OURS), ("huggingface_hub", THEIRS)):
         again = refetched(server, code, folder / f"killed-{name}", size)
         print(f"fetched again after a kill half way, {name}: {again / 2**20:.0f} MiB")

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
+from appliance import durable
 from appliance.checkpoint.synth.parts import Part
 from appliance.errors import ApplianceError, UsageError
 
@@ -40,6 +41,7 @@ def new_folder(out: Path) -> Iterator[Path]:
             aside.chmod(0o755)
             yield aside
             aside.rename(out)
+            durable.sync_folder(out.parent)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
@@ -48,10 +50,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    durable.write_file(path, text.encode())
 
 
 def write_json(path: Path, value: object) -> None:
@@ -71,7 +70,8 @@ def write_shards(
     """Write `parts` in order over `shards` files of about equal size, and the index of several.
 
     One shard is `model.safetensors` without an index, as transformers writes it. With `hollow` the
-    tensors are holes: files have their true size and take no disk. `note` joins the metadata of
+    tensors are holes: files have their true size and take no disk. So are parts without values in
+    any case. `note` joins the metadata of
     every header. `progress` gets ("weights", bytes done, bytes in all).
     """
     sized = [(part, part.size_bytes) for part in parts]
@@ -85,10 +85,10 @@ def write_shards(
             if shards == 1
             else f"model-{number:05d}-of-{shards:05d}.safetensors"
         )
-        with (folder / name).open("wb") as file:
+        with durable.writing(folder / name) as file:
             file.write(_header(group, metadata))
             for part, size in group:
-                if hollow:
+                if hollow or part.draw is None:
                     file.seek(size, os.SEEK_CUR)
                 else:
                     file.write(_drawn(part, size, seed))
@@ -96,8 +96,6 @@ def write_shards(
                 if progress is not None:
                     progress("weights", done, total)
             file.truncate()
-            file.flush()
-            os.fsync(file.fileno())
         places.update((part.name, name) for part, _ in group)
     if len(places) != len(parts):
         raise UsageError(f"{len(parts)} tensors share {len(places)} names")
@@ -140,8 +138,7 @@ def _header(group: Sequence[Sized], metadata: Mapping[str, str]) -> bytes:
 
 
 def _drawn(part: Part, size: int, seed: int) -> bytes:
-    if part.draw is None:
-        raise AssertionError(f"{part.name} has a size and no values")
+    assert part.draw is not None
     data = part.draw(Random(f"{seed}/{part.name}"))
     if len(data) != size:
         raise AssertionError(f"{part.name}: drew {len(data)} of {size} bytes")

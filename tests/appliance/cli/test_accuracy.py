@@ -7,6 +7,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from appliance.accuracy.gate import require_accuracy
+from appliance.errors import CheckFailed
+
 
 class Sums(BaseHTTPRequestHandler):
     """Adds two numbers; a model named off-by-N is wrong on every Nth sum. Counts its calls."""
@@ -100,3 +103,15 @@ def test_a_server_that_is_gone_is_an_error_and_what_came_is_kept(appliance, task
     said = appliance("accuracy", "run", task, *words)
     assert said.code == 1 and "gave no answer" in said.err
     assert (tmp_path / "r" / "run.json").exists()
+
+
+def test_the_gate_on_accuracy_passes_equal_answers_and_stops_worse_ones(
+    appliance, sums, task, tmp_path
+):
+    before = tmp_path / "before"
+    words = ("accuracy", "run", task, "--out", before, "--url", sums, "--model", "off-by-0")
+    assert appliance(*words).code == 0
+    said = require_accuracy(before, tmp_path / "same", task, sums, "off-by-0", None, margin=0.03)
+    assert said.startswith("own: 1.000 -> 1.000, +0.000")
+    with pytest.raises(CheckFailed, match=r"1.000 -> 0.900.*not shown to be less than 0.03 worse"):
+        require_accuracy(before, tmp_path / "worse", task, sums, "off-by-10", None, margin=0.03)

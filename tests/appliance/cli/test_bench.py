@@ -102,3 +102,13 @@ def test_turns_of_two_runs_compare(appliance, server, shape, tmp_path):
 def test_without_an_appliance_and_without_a_url_it_says_what_to_do(appliance, tmp_path):
     said = appliance("bench", "turns", "--out", tmp_path / "x")
     assert said.code == 1 and "appliance up" in said.err
+
+
+def test_contexts_of_a_server_are_measured_and_reported_again(appliance, server, tmp_path):
+    words = ("--url", server, "--from", 500, "--repeats", 1, "--out", tmp_path / "c")
+    said = appliance("bench", "context", *words, "--model", "cache")
+    assert said.code == 0, said.err
+    assert "prefix caching works" in said.out and "4,096" in said.out  # the server says its longest
+    assert appliance("bench", "report", tmp_path / "c").out == said.out
+    words = ("--url", server, "--from", 500, "--to", 600, "--repeats", 1, "--out", tmp_path / "d")
+    assert appliance("bench", "context", *words, "--model", "no-cache").code == 3

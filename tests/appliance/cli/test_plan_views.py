@@ -48,6 +48,24 @@ def test_a_trace_is_replayed_in_its_order(appliance, plan, tmp_path):
     assert said.code == 0 and "50.00%" in said.out, said.err
 
 
+def test_topics_are_left_out_and_served_over_several_draws(appliance, plan, tmp_path):
+    layer = json.loads(plan.read_text())["ranks"][0]["layers"][0]["layer"]
+    topics = {"a": [9, 8, 7, 6, 1, 1, 1, 1], "b": [1, 1, 1, 1, 9, 8, 7, 6]}
+    both = [a + b for a, b in zip(*topics.values(), strict=True)]
+    counts = tmp_path / "topics.json"
+    parts = {topic: {layer: row} for topic, row in topics.items()}
+    counts.write_text(json.dumps({"schema_version": 1, "layers": {layer: both}, "topics": parts}))
+    asked = ("plan", "simulate", plan, "--heat", counts, "--seed", 1, "--seed", 2)
+    said = appliance(*asked, "--held-out")
+    assert said.code == 0, said.err
+    assert "| planned topic, 4 rows | 2000-2500 | static |" in said.out
+    assert (
+        "--held-out takes several"
+        in appliance("plan", "simulate", plan, "--heat", counts, "--seed", 1, "--seed", 2).err
+    )
+    assert "topics of counts" in appliance("plan", "simulate", plan, "--held-out").err
+
+
 def test_nothing_to_replay_and_two_kinds_of_it_are_wrong_usage(appliance, plan, counts):
     assert "no traffic to replay" in appliance("plan", "simulate", plan).err
     said = appliance("plan", "simulate", plan, "--heat", counts, "--trace", counts)

@@ -6,6 +6,7 @@ import pytest
 from plan_builders import checkpoint, gpu, host, layer
 
 from appliance.errors import UsageError
+from appliance.plan.contenders import NAMES
 from appliance.plan.heat_files import read_rows
 from appliance.plan.model import Plan
 from appliance.plan.planner import Policy, plan
@@ -32,7 +33,7 @@ def shares(lines: list[str]) -> dict[str, float]:
 
 def test_traffic_the_plan_never_saw_is_colder_than_the_slots_leave_it(made: Plan) -> None:
     cold = shares(simulate_lines(made, NEW, batch=4))
-    assert set(cold) == {"static", "lru", "decayed", "clairvoyant"}
+    assert set(cold) == set(NAMES)
     assert cold["clairvoyant"] <= cold["decayed"] <= cold["static"]
 
 

@@ -25,7 +25,7 @@ CPU_ARGV = """
 --kv-cache-memory-bytes 268435456 --tensor-parallel-size 1 --dtype float32 --enforce-eager
 --compilation-config '{"custom_ops": ["all", "-rotary_embedding"]}'
 --additional-config '{"appliance": {"plan": "/plans/plan.json", "checkpoint": "/models/tiny"}}'
---worker-extension-cls appliance.engine.worker.WorkerExtension
+--worker-cls appliance.engine.worker.Worker
 --middleware appliance.gateway.Gateway
 --api-server-count 1 --disable-fastapi-docs --disable-uvicorn-access-log --shutdown-timeout 60
 """

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from file_world import Fault, FileWorld, inject_into_writes, migrations, rewrite
+from file_world import Fault, FileWorld, inject_into_writes, rewrite
 
 from appliance.errors import ServeError, UsageError
 from appliance.upgrade.book import Book, Deployment, changes, read_book
@@ -23,14 +23,14 @@ RUNS = int(os.environ.get("MOE_APPLIANCE_SOAK", "60"))  # `make soak` asks for 2
 def deploy(folder: Path) -> Runner:
     """The old deployment, recorded and serving."""
     rewrite(folder, 1, None)
-    runner = Runner(FileWorld(folder), folder, migrations=migrations(None))
+    runner = Runner(FileWorld(folder), folder)
     runner.world.start(OLD)
     runner.adopt(OLD)
     return runner
 
 
 def faulty(folder: Path, fault: Fault | None) -> Runner:
-    return Runner(FileWorld(folder, fault), folder, migrations=migrations(fault))
+    return Runner(FileWorld(folder, fault), folder)
 
 
 def assert_serving_and_recorded(folder: Path) -> Book:
@@ -162,7 +162,7 @@ def test_without_an_earlier_deployment_there_is_no_rollback(tmp_path):
 
 
 def test_a_second_upgrade_at_the_same_time_is_refused(tmp_path):
-    runner = deploy(tmp_path)
+    deploy(tmp_path)
     refused = []
 
     class Meanwhile(FileWorld):
@@ -171,7 +171,7 @@ def test_a_second_upgrade_at_the_same_time_is_refused(tmp_path):
                 Runner(FileWorld(tmp_path), tmp_path).upgrade(NEW)
             refused.append(caught.value)
 
-    Runner(Meanwhile(tmp_path), tmp_path, migrations=runner.migrations).upgrade(NEW)
+    Runner(Meanwhile(tmp_path), tmp_path).upgrade(NEW)
     assert refused
 
 

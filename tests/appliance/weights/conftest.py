@@ -8,7 +8,7 @@ import pytest
 from hostile_server import HostileServer
 from weights_models import fetch, publish, write_model
 
-from appliance.weights import durable
+from appliance.weights import guard
 from appliance.weights.manifest import Manifest
 from appliance.weights.names import MANIFEST
 from appliance.weights.store import Store, make_store
@@ -30,7 +30,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Store
 def folder(tmp_path: Path) -> Iterator[Path]:
     """A folder of this test, in memory where there is room: syncing a busy disk takes seconds."""
     memory = Path("/dev/shm")
-    if not memory.is_dir() or durable.free_bytes(memory) < 1 << 30:
+    if not memory.is_dir() or guard.free_bytes(memory) < 1 << 30:
         yield tmp_path
         return
     with tempfile.TemporaryDirectory(dir=memory) as name:

@@ -14,6 +14,8 @@ from crash_points import (
     kill_at,
     kill_first_pull_at,
     kill_pulls,
+    kill_repairs_at,
+    kill_writers_at,
     refetch_limit,
     what_is_wrong,
 )
@@ -111,6 +113,28 @@ def test_gc_and_verify_survive_kills(
     assert calls
     points = sorted(random.Random(SEED).sample(range(1, calls + 1), min(calls, 6)))
     kill_at(crash, two_releases.folder, folder / "work", operation, "", points)
+
+
+@pytest.mark.parametrize("operation", ["bundle", "repack"])
+def test_bundle_and_repack_survive_kills(
+    operation: str, crash: Crasher, folder: Path, two_releases: Store
+):
+    crash_points.copy(two_releases.folder, folder / "count")
+    calls = crash.run(operation, folder / "count").calls
+    assert calls and calls > 8
+    points = sorted(random.Random(SEED).sample(range(1, calls + 1), 5))
+    kill_writers_at(crash, two_releases.folder, folder / "work", operation, points)
+
+
+def test_repair_survives_a_kill_at_every_call(
+    crash: Crasher, folder: Path, two_releases: Store, small: tuple[Path, Path]
+):
+    crash_points.copy(two_releases.folder, folder / "count")
+    crash_points.damage(open_store(folder / "count"))
+    calls = crash.run("repair", folder / "count", str(small[0])).calls
+    assert calls and calls > 5
+    points = sorted(random.Random(SEED).sample(range(1, calls + 1), min(calls, 8)))
+    kill_repairs_at(crash, two_releases.folder, folder / "work", str(small[0]), points)
 
 
 def test_a_disk_full_at_any_write_is_a_sentence_and_the_next_run_goes_on(

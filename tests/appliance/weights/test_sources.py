@@ -4,8 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,12 +14,9 @@ import pytest
 from hostile_server import HostileServer
 from weights_models import BIG, fetch, publish, same_bytes, sums_of, write_model
 
-from appliance.errors import CheckpointError, SourceError, UsageError, WeightsError
+from appliance.errors import CheckpointError, SourceError, UsageError
 from appliance.settings import read_network, read_settings
 from appliance.weights.activate import activate
-from appliance.weights.bundle import BundleSource, install_extras
-from appliance.weights.bundle_write import create_bundle
-from appliance.weights.manifest import CHUNK_BYTES
 from appliance.weights.names import MANIFEST
 from appliance.weights.network import Network, S3Keys
 from appliance.weights.peer import PeerServer
@@ -298,112 +293,6 @@ def test_a_token_comes_from_a_file(tmp_path):
     (tmp_path / "token").write_text("\n")
     with pytest.raises(UsageError, match="holds no token"):
         read_network(read_settings({}), {"HF_TOKEN_PATH": str(tmp_path / "token")})
-
-
-@pytest.fixture
-def bundle(folder, filled):
-    store, manifest = filled
-    (folder / "chart").mkdir()
-    (folder / "chart" / "appliance.tgz").write_bytes(b"chart")
-    (folder / "README.txt").write_text("how to\n")
-    create_bundle(
-        store,
-        manifest.release_id,
-        folder / "bundle",
-        extras=[folder / "chart", folder / "README.txt"],
-        images={"appliance": "sha256:" + "0" * 64},
-        part_bytes=5 << 20,
-        observe=lambda done, total: None,
-    )
-    return folder / "bundle"
-
-
-def test_a_bundle_comes_in_parts_with_sums_and_restores_by_hand(bundle, folder, model):
-    parts = sorted(bundle.glob("part-*.tar"))
-    assert len(parts) == 7
-    assert {part.stat().st_size for part in parts[:-1]} == {5 << 20}
-    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=bundle, check=True)
-    with subprocess.Popen(["cat", *parts], stdout=subprocess.PIPE) as cat:
-        subprocess.run(["tar", "x", "-C", folder], stdin=cat.stdout, check=True)
-    assert same_bytes(folder / "weights", model)
-    assert (folder / "extras" / "chart" / "appliance.tgz").read_bytes() == b"chart"
-
-
-def test_a_bundle_is_imported_where_there_is_no_network(bundle, folder, model):
-    command = [sys.executable, "-m", "appliance.cli", "weights", "bundle", "import", str(bundle)]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'kernels'}",
-        "APPLIANCE_WEIGHTS_DIR": str(folder / "closed"),
-    }
-    done = subprocess.run(
-        ["unshare", "--net", *command, "--extras", str(folder / "out")],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    release = done.stdout.strip()
-    assert same_bytes(folder / "closed" / "releases" / release, model)
-    assert (folder / "out" / "README.txt").read_text() == "how to\n"
-    assert "image appliance@sha256:000" in done.stderr
-
-
-def test_a_part_on_another_medium_is_asked_for_and_then_it_goes_on(bundle, folder, store, model):
-    medium = folder / "second"
-    medium.mkdir()
-    part = sorted(bundle.glob("part-*.tar"))[3]
-    part.rename(medium / part.name)
-    with pytest.raises(SourceError, match=rf"{part.name} \(4 of 7\) is not in"):
-        fetch(store, str(bundle))
-    assert list(store.staging.glob("*.journal"))
-    from appliance.weights.fetch import Transfer
-    from appliance.weights.pull import pull
-
-    pulled = pull(store, BundleSource([bundle, medium]), Transfer(), lambda moment: None)
-    assert same_bytes(store.release_folder(pulled.release), model)
-
-
-def test_a_damaged_part_is_found_and_named_by_file_and_place(bundle, folder, store):
-    part = sorted(bundle.glob("part-*.tar"))[1]
-    with part.open("r+b") as stream:
-        stream.seek(1000)
-        byte = stream.read(1)
-        stream.seek(1000)
-        stream.write(bytes([byte[0] ^ 1]))
-    with pytest.raises(SourceError, match=f"{BIG}, bytes 0 to {CHUNK_BYTES - 1:,}: .* wrong bytes"):
-        fetch(store, str(bundle))
-    assert store.releases() == []
-
-
-def test_a_damaged_extra_is_not_installed(bundle, folder):
-    part = sorted(bundle.glob("part-*.tar"))[-1]
-    part.write_bytes(part.read_bytes().replace(b"how to", b"how no"))
-    with pytest.raises(SourceError, match=r"README.txt in the bundle has sha256"):
-        install_extras(BundleSource(bundle), folder / "out")
-    assert not (folder / "out" / "README.txt").exists()
-
-
-def test_a_bundle_that_was_interrupted_goes_on_with_the_next_part(bundle, folder, filled):
-    parts = sorted(bundle.glob("part-*.tar"))
-    before = {part: part.stat().st_mtime_ns for part in parts[:3]}
-    for part in parts[3:]:
-        part.unlink()
-    (bundle / "SHA256SUMS").unlink()
-    create_bundle(
-        filled[0], filled[1].release_id, bundle,
-        extras=[folder / "chart", folder / "README.txt"],
-        images={"appliance": "sha256:" + "0" * 64},
-        part_bytes=5 << 20, observe=lambda done, total: None,
-    )  # fmt: skip
-    assert {part: part.stat().st_mtime_ns for part in parts[:3]} == before
-    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=bundle, check=True)
-
-
-def test_a_folder_with_another_bundle_is_left_alone(bundle, filled):
-    with pytest.raises(WeightsError, match="holds another bundle"):
-        create_bundle(
-            filled[0], filled[1].release_id, bundle, extras=[], images={},
-            part_bytes=5 << 20, observe=lambda done, total: None,
-        )  # fmt: skip
 
 
 def test_files_that_two_revisions_share_are_fetched_once(store, folder, model, server):

@@ -13,17 +13,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from weights_models import BIG, fetch, publish, same_bytes, write_model
+from weights_models import BIG, add_sparse_release, fetch, publish, same_bytes, write_model
 
 from appliance.errors import UsageError, WeightsError
-from appliance.weights import durable
+from appliance.weights import guard
 from appliance.weights.activate import activate, previous, read_history, rollback
 from appliance.weights.fetch import Transfer
 from appliance.weights.manifest import (
     CHUNK_BYTES,
-    File,
-    Manifest,
-    chunk_count,
     load_manifest,
 )
 from appliance.weights.marks import clean_mark, prove
@@ -215,31 +212,11 @@ def test_a_process_that_maps_the_same_bytes_in_another_store_stops_nothing(store
 
 
 def test_activation_takes_under_100_ms_for_309_gib(store, three, monkeypatch):
-    # 62 shards of 5 GiB: sparse blobs and a manifest of 19,840 chunks; the time is in the files'
-    # names and marks, not in their bytes.
-    shards = {f"{number:064x}": 5 << 30 for number in range(1, 63)}
-    chunks = ("0" * 64,) * chunk_count(5 << 30)
-    files = tuple(
-        File(path=f"s{sha}", size_bytes=size, sha256=sha, chunks=chunks)
-        for sha, size in shards.items()
-    )
-    made = Manifest(model="big", revision=None, licence=None, source=None, files=files)
-    folder = store.release_folder(made.release_id)
-    folder.mkdir()
-    (folder / MANIFEST).write_bytes(made.to_json())
-    from appliance.weights.marks import write_mark
-    from appliance.weights.release import link_target
-
-    for file in files:
-        blob = store.blob(file.sha256)
-        blob.parent.mkdir(exist_ok=True)
-        with blob.open("wb") as stream:
-            stream.truncate(file.size_bytes)
-        (folder / file.path).symlink_to(link_target(file))
-        write_mark(store, file.sha256, chunks)
+    # Names, marks and a manifest of 19,840 chunks take the time; blobs are sparse.
+    large = add_sparse_release(store, shards=62, shard_bytes=5 << 30)
     activate(store, three[0])
     times = []
-    for release in (made.release_id, three[0]) * 3:
+    for release in (large, three[0]) * 3:
         started = time.process_time()
         activate(store, release)
         times.append(time.process_time() - started)
@@ -253,10 +230,10 @@ def test_gc_keeps_current_and_previous_and_says_what_it_frees(store, three):
     (store.staging / "left.part").write_bytes(b"x" * 5000)
     told = gc(store, dry_run=True)
     assert (told.releases, store.releases()) == ((other,), sorted(three))
-    before = durable.free_bytes(store.folder)
+    before = guard.free_bytes(store.folder)
     swept = gc(store)
     assert swept.freed_bytes == told.freed_bytes
-    assert durable.free_bytes(store.folder) - before >= swept.freed_bytes * 0.9
+    assert guard.free_bytes(store.folder) - before >= swept.freed_bytes * 0.9
     assert store.releases() == sorted((one, two))
     assert all(read_all(store, release, full=True).is_right for release in (one, two))
     assert list(store.staging.iterdir()) == []
@@ -411,7 +388,7 @@ def test_a_read_only_store_is_verified_and_says_that_nothing_was_kept(store, thr
 
 
 def test_too_little_space_is_refused_before_the_first_byte(store):
-    free = durable.free_bytes(store.folder)
+    free = guard.free_bytes(store.folder)
     with pytest.raises(WeightsError, match=r"are to come and .* free .* bytes short"):
         check_room(store, [Wanted("a", free, sha256="0" * 64)])
     check_room(store, [Wanted("a", 1 << 20, sha256="0" * 64)])

@@ -1,4 +1,4 @@
-"""Writes that survive kill -9 and power loss: aside, synced, renamed, folder synced."""
+"""What a store's writes are guarded by: a lock that dies with its holder, and room on the disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,59 +13,7 @@ from pathlib import Path
 
 from appliance.errors import WeightsError
 
-ASIDE = ".aside"  # what a killed process leaves behind ends so; gc clears it
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames, links and deletions in `folder` survive power loss."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def make_folder(folder: Path) -> None:
-    """A folder and its parents, each synced into its own parent."""
-    if folder.is_dir():
-        return
-    make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
-    sync_folder(folder.parent)
-
-
-def write_file(path: Path, content: bytes, *, synced: bool = True) -> None:
-    """`path` holds all of `content` or what it held before, whenever the process is killed.
-
-    With `synced`, whenever the power goes too; without, power loss may leave any of it, or zeros.
-    """
-    aside = _aside(path)
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    try:
-        with open(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            if synced:
-                os.fsync(stream.fileno())
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
-    if synced:
-        sync_folder(path.parent)
-
-
-def point(link: Path, target: str) -> None:
-    """Make `link` a symbolic link to `target`, in one step if it exists already."""
-    aside = _aside(link)
-    aside.symlink_to(target)
-    try:
-        aside.replace(link)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
-    sync_folder(link.parent)
 
 
 @contextmanager
@@ -99,6 +46,22 @@ def locked(path: Path, what: str, *, patience_seconds: float = 0) -> Iterator[No
 
 
 @contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Nobody else of ours writes into `folder` meanwhile; no file is left behind for it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise WeightsError(
+            f"another process writes into {folder}",
+            fix="wait until it is over, then run this again",
+        ) from error
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def storing(folder: Path) -> Iterator[None]:
     """Turn the errors of a full, read-only or limited file system into one sentence."""
     try:
@@ -123,10 +86,6 @@ def free_text(folder: Path) -> str:
         return f"{free_bytes(folder):,} bytes free"
     except OSError:
         return "free space unknown"
-
-
-def _aside(path: Path) -> Path:
-    return path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}{ASIDE}")
 
 
 def _way_out(error: OSError) -> str:

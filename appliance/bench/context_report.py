@@ -1,0 +1,232 @@
+"""What a record of contexts says. Pure: the same record, the same report."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from appliance.bench.bounds import quantile
+from appliance.bench.context import STREAMS_BESIDE
+from appliance.bench.record import Block, Record
+from appliance.bench.samples import Sample, problems
+
+
+@dataclass(frozen=True)
+class PrefixCheck:
+    """One prompt sent twice. `cached`: tokens of the second that came from the cache.
+
+    `source`: who counted, the server's usage or the engine's counters; None: nobody did.
+    """
+
+    input_tokens: int | None
+    cached: float | None
+    source: str | None
+    first_tokens: tuple[float | None, float | None]
+
+    @property
+    def works(self) -> bool | None:
+        return None if self.cached is None else self.cached > 0
+
+
+@dataclass(frozen=True)
+class AtLength:
+    """Medians over the prompts of one length; seconds. None: no answer said."""
+
+    asked_tokens: int
+    input_tokens: float | None
+    first_token: float | None
+    per_token: float | None
+    turns: int
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Speeds of the three streams, tokens per second, without and with a read beside them."""
+
+    read_tokens: float | None
+    read_seconds: float | None
+    alone: tuple[float, ...]
+    during: tuple[float, ...]
+    longest_gap: float | None
+
+
+@dataclass(frozen=True)
+class Cached:
+    users: int
+    input_tokens: float | None
+    first_token_p95: float | None
+    cached_share: float | None
+    turns: int
+
+
+def prefix_check(record: Record) -> PrefixCheck | None:
+    """None: the record does not have both sends."""
+    sends = [_samples(record, f"prefix {number}") for number in (1, 2)]
+    if not all(sends):
+        return None
+    first, again = sends[0][0], sends[1][0]
+    grown = _block(record, "prefix 2")
+    cached: float | None = again.cached_tokens
+    source = "usage" if cached is not None else None
+    if cached is None and grown and grown.counters and "prefix_hits" in grown.counters:
+        cached, source = grown.counters["prefix_hits"], "the engine's counters"
+    return PrefixCheck(again.input_tokens, cached, source, (first.first_token, again.first_token))
+
+
+def at_lengths(record: Record) -> list[AtLength]:
+    assert record.stamp.lengths is not None
+    return [
+        AtLength(
+            asked_tokens=tokens,
+            input_tokens=_median(s.input_tokens for s in good),
+            first_token=_median(s.first_token for s in good),
+            per_token=_median(1 / s.speed if s.speed else None for s in good),
+            turns=len(good),
+        )
+        for tokens in record.stamp.lengths.contexts
+        if (good := [s for s in _samples(record, f"context {tokens}") if s.error is None])
+    ]
+
+
+def beside(record: Record) -> Beside | None:
+    """A turn counts as beside a read where half of its decoding or more lay within one."""
+    assert record.stamp.lengths is not None
+    every = [s for s in _samples(record, f"beside {record.stamp.lengths.beside}") if not s.error]
+    reads = [s for s in every if s.stream == STREAMS_BESIDE and s.first_token is not None]
+    if not reads:
+        return None
+    windows = [(s.began, s.began + (s.first_token or 0.0)) for s in reads]
+    alone: list[float] = []
+    during: list[float] = []
+    gaps: list[float] = []
+    for sample in every:
+        if sample.stream == STREAMS_BESIDE or sample.speed is None or sample.first_token is None:
+            continue
+        start = sample.began + sample.first_token
+        seconds = sum(sample.gaps)
+        inside = sum(
+            max(0.0, min(start + seconds, end) - max(start, begin)) for begin, end in windows
+        )
+        if inside >= seconds / 2:
+            during.append(sample.speed)
+            gaps += sample.gaps
+        elif inside == 0:
+            alone.append(sample.speed)
+    return Beside(
+        _median(s.input_tokens for s in reads),
+        _median(s.first_token for s in reads),
+        tuple(alone),
+        tuple(during),
+        max(gaps, default=None),
+    )
+
+
+def cached(record: Record) -> list[Cached]:
+    lengths = record.stamp.lengths
+    assert lengths is not None
+    found = []
+    for users in lengths.users:
+        good = [s for s in _samples(record, f"cached {lengths.prefix} {users}") if not s.error]
+        first = [s.first_token for s in good if s.first_token is not None]
+        if first:
+            shares = [
+                s.cached_tokens / s.input_tokens
+                for s in good
+                if s.cached_tokens is not None and s.input_tokens
+            ]
+            found.append(
+                Cached(
+                    users,
+                    _median(s.input_tokens for s in good),
+                    quantile(first, 0.95),
+                    statistics.fmean(shares) if shares else _counted(record, lengths.prefix, users),
+                    len(good),
+                )
+            )
+    return found
+
+
+def context_lines(record: Record) -> Iterator[str]:
+    """The report for people."""
+    check = prefix_check(record)
+    if check is not None:
+        yield _prefix_line(check)
+    yield f"{'context':>8} {'input':>8} {'first token':>12} {'per token':>10} {'turns':>6}"
+    for row in at_lengths(record):
+        yield (
+            f"{row.asked_tokens:>8,} {_or(row.input_tokens, 8, ',.0f')} "
+            f"{_or(row.first_token, 10, '.3f')} s {_or(_ms(row.per_token), 7, '.2f')} ms "
+            f"{row.turns:>6}"
+        )
+    together = beside(record)
+    if together is not None:
+        yield f"three streams, alone: {_speeds(together.alone)}"
+        yield (
+            f"while a fourth reads {_or(together.read_tokens, 0, ',.0f')} tokens "
+            f"({_or(together.read_seconds, 0, '.2f')} s to its first token): "
+            f"{_speeds(together.during)}; longest gap {_or(together.longest_gap, 0, '.3f')} s"
+        )
+    for line in cached(record):
+        share = "?" if line.cached_share is None else f"{line.cached_share:.1%}"
+        yield (
+            f"cached prefix of {_or(line.input_tokens, 0, ',.0f')} tokens, {line.users} users: "
+            f"first token p95 {_or(line.first_token_p95, 0, '.3f')} s, {share} from the cache "
+            f"({line.turns} turns)"
+        )
+    kept = [sample for samples in record.samples.values() for sample in samples]
+    for name, count in problems(kept).items():
+        yield f"counted: {count:,} {name}"
+
+
+def _prefix_line(check: PrefixCheck) -> str:
+    times = " and ".join(f"{_or(seconds, 0, '.3f')} s" for seconds in check.first_tokens)
+    if check.works is None:
+        return (
+            "prefix caching: unknown: neither the usage nor the engine's counters say "
+            f"(first token after {times})"
+        )
+    how = "works" if check.works else "does NOT work"
+    return (
+        f"prefix caching {how}: of a prompt sent twice {check.cached:,.0f} of "
+        f"{_or(check.input_tokens, 0, ',.0f')} tokens came from the cache the second time, by "
+        f"{check.source} (first token after {times})"
+    )
+
+
+def _counted(record: Record, prefix: int, users: int) -> float | None:
+    block = _block(record, f"cached {prefix} {users}")
+    grown = block.counters if block else None
+    if not grown or not grown.get("prefix_queries") or "prefix_hits" not in grown:
+        return None
+    return grown["prefix_hits"] / grown["prefix_queries"]
+
+
+def _block(record: Record, part: str) -> Block | None:
+    return next((block for block in record.blocks if block.part == part), None)
+
+
+def _samples(record: Record, part: str) -> list[Sample]:
+    block = _block(record, part)
+    return record.samples[block.start, block.number] if block else []
+
+
+def _speeds(speeds: Sequence[float]) -> str:
+    if not speeds:
+        return "no turn could be measured"
+    return (
+        f"median {statistics.median(speeds):.1f}, p5 {quantile(speeds):.1f} ({len(speeds)} turns)"
+    )
+
+
+def _median(values: Iterator[float | None] | Iterator[int | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+def _or(value: float | None, width: int, form: str) -> str:
+    return f"{'?' if value is None else format(value, form):>{width}}"

@@ -1,0 +1,100 @@
+"""--at: an appliance in a container instead of this host's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from appliance import render
+from appliance.cli.serving import files_of, supervisor_argv, wishes_of
+from appliance.errors import UsageError
+from appliance.settings import Settings, inherited_environment, read_settings
+
+if TYPE_CHECKING:
+    from appliance.upgrade.compose import Compose
+    from appliance.upgrade.helm import Helm
+    from appliance.upgrade.here import Here
+    from appliance.upgrade.run import Runner
+
+At = Annotated[
+    str | None,
+    typer.Option(
+        help="compose, compose:SERVICE or kubernetes:NAMESPACE/RELEASE; default: this host's own.",
+        metavar="WHERE",
+    ),
+]
+ChartAt = Annotated[
+    Path | None, typer.Option("--chart", help="The new release's chart (kubernetes only).")
+]
+ComposeAt = Annotated[Path, typer.Option("--compose-file", help="compose.yaml (compose only).")]
+COMPOSE = Path("compose.yaml")
+GRACE_SECONDS = 60.0
+LIMIT_SECONDS = 3600.0
+
+
+def runner_at(at: str | None, chart: Path | None, compose_file: Path) -> Runner:
+    """The upgrades of one appliance: each has a record of its own in the state directory."""
+    from appliance.upgrade.run import Runner
+
+    settings = read_settings()
+
+    def tell(words: str) -> None:
+        render.say(f"upgrade: {words}")
+
+    if at is None:
+        return Runner(_here(settings), files_of(settings).folder, tell=tell)
+    from appliance.serve.state import Files, make_folder
+    from appliance.upgrade.away import Away
+
+    place = place_at(at, chart, compose_file, settings)
+    files = Files.of(settings.state_dir / "at" / at.replace(":", "-").replace("/", "-"))
+    make_folder(files)
+    limit = settings.start_limit_seconds or LIMIT_SECONDS
+    return Runner(Away(place, settings.drain_seconds, limit), files.folder, tell=tell)
+
+
+def place_at(at: str, chart: Path | None, compose_file: Path, settings: Settings) -> Compose | Helm:
+    """Raises UsageError where `at` names no place."""
+    from appliance.serve.kubernetes import Release
+    from appliance.upgrade.compose import IMAGES, Compose
+    from appliance.upgrade.helm import Helm
+
+    kind, _, name = at.partition(":")
+    inherited = inherited_environment()
+    if kind == "compose":
+        service = name or "appliance"
+        if service not in IMAGES:
+            raise UsageError(f"compose.yaml has no service {service}", fix=" or ".join(IMAGES))
+        file = compose_file.absolute()
+        if not file.is_file():
+            raise UsageError(f"there is no {file}", fix="--compose-file, or go to its folder")
+        project = inherited.get("COMPOSE_PROJECT_NAME") or _project(file.parent.name)
+        return Compose(file, project, service, inherited, settings.drain_seconds)
+    namespace, slash, release = name.partition("/")
+    if kind == "kubernetes" and slash and namespace and release:
+        grace = settings.drain_seconds + GRACE_SECONDS
+        return Helm(Release(release, namespace), chart, inherited, grace)
+    raise UsageError(
+        f"--at {at} names no place", fix="compose, compose:demo or kubernetes:NAMESPACE/RELEASE"
+    )
+
+
+def _project(folder: str) -> str:
+    """The name that docker compose gives a project: its folder's, lower case, few signs."""
+    return "".join(c for c in folder.lower() if c.isalnum() or c in "-_").lstrip("-_")
+
+
+def _here(settings: Settings) -> Here:
+    from appliance.upgrade.here import Here
+
+    ignore = tuple(name for name in settings.ignore_checks.split(",") if name)
+    return Here(
+        files_of(settings),
+        wishes_of(settings),
+        lambda spec: supervisor_argv(spec, ignore),
+        inherited_environment(),
+        settings.drain_seconds,
+        ignore,
+    )

@@ -1,0 +1,157 @@
+"""What a cluster's objects say about the appliance: a state, a reason, the value to set. Pure.
+
+The arguments are the API's own JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Json = Mapping[str, Any]
+RECORD = "APPLIANCE_RECORD"
+UNPULLED = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+
+
+@dataclass(frozen=True)
+class Found:
+    """`state`: stopped, pending, starting, ready or failed; `reason` says why it is not ready.
+
+    `record`: which deployment's record the pod was started from; empty where none.
+    """
+
+    state: str
+    reason: str | None
+    fix: str | None
+    pod: str | None
+    node: str | None
+    image_digest: str | None
+    restarts: int
+    record: str | None = None
+
+
+def explain(deployment: Json, pods: Sequence[Json], events: Sequence[Json]) -> Found:
+    """What the objects say, worst news first."""
+    if not deployment["spec"].get("replicas", 1):
+        return Found("stopped", "scaled to 0", "appliance up", None, None, None, 0)
+    living = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+    if not living:
+        return Found("pending", _refused(deployment, events), _quota_fix(events), None, None,
+                     None, 0)  # fmt: skip
+    pod = max(living, key=lambda one: str(one["metadata"].get("creationTimestamp")))
+    states = pod["status"].get("containerStatuses") or [{}]
+    first = states[0]
+    state, reason, fix = _judged(pod, first)
+    return Found(
+        state=state,
+        reason=reason,
+        fix=fix,
+        pod=pod["metadata"]["name"],
+        node=pod["spec"].get("nodeName"),
+        image_digest=(first.get("imageID") or "").rpartition("@")[2] or None,
+        restarts=first.get("restartCount", 0),
+        record=_record(pod),
+    )
+
+
+def waiting_reason(pod: Json) -> str | None:
+    """Why the pod's image cannot be had; None where that is not what it waits for."""
+    for container in pod["status"].get("containerStatuses") or ():
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") in UNPULLED:
+            return f"the image cannot be pulled: {waiting.get('message') or waiting['reason']}"
+    return None
+
+
+def once_pod(
+    template: Json, name: str, image: str, argv: Sequence[str], *, node: str | None, state: bool
+) -> dict[str, Any]:
+    """A pod that runs one command as the appliance's own pod would: same node, user and rights."""
+    spec = template["spec"]
+    container = spec["containers"][0]
+    mounts = [m for m in container["volumeMounts"] if state and m["name"] == "state"]
+    volumes = [v for v in spec["volumes"] if state and v["name"] == "state"]
+    kept = ("imagePullSecrets", "securityContext", "tolerations", "serviceAccountName")
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            **{key: spec[key] for key in kept if key in spec},
+            **({"nodeName": node} if node else {}),
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "restartPolicy": "Never",
+            "volumes": volumes,
+            "containers": [{
+                "name": "once",
+                "image": image,
+                "imagePullPolicy": container.get("imagePullPolicy", "IfNotPresent"),
+                "command": list(argv),
+                "env": [{"name": "APPLIANCE_STATE_DIR", "value": "/var/lib/appliance"}],
+                "securityContext": container["securityContext"],
+                "volumeMounts": mounts,
+                "resources": {"limits": {"cpu": "1", "memory": "1Gi"}},
+            }],
+        },
+    }  # fmt: skip
+
+
+def _record(pod: Json) -> str | None:
+    for container in pod["spec"].get("containers") or ():
+        for variable in container.get("env") or ():
+            if variable["name"] == RECORD:
+                return str(variable.get("value") or "")
+    return None
+
+
+def _judged(pod: Json, container: Json) -> tuple[str, str | None, str | None]:
+    for condition in pod["status"].get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] != "True":
+            words = condition.get("message") or condition.get("reason") or "not scheduled yet"
+            return "pending", f"the scheduler: {words}", _scheduling_fix(words)
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    reason = waiting.get("reason")
+    if unpulled := waiting_reason(pod):
+        return "failed", unpulled, "set image.repository and image.digest, or image.pullSecrets"
+    if reason == "CrashLoopBackOff":
+        last = (container.get("lastState") or {}).get("terminated") or {}
+        code = last.get("exitCode")
+        return (
+            "failed",
+            f"it ended {container.get('restartCount', 0)} times, last with exit code {code}",
+            "kubectl logs --previous says why; settings.holdOnFailure=true holds it",
+        )
+    if container.get("ready"):
+        return "ready", None, None
+    return "starting", waiting.get("message"), None
+
+
+def _scheduling_fix(words: str) -> str:
+    table = (
+        ("nvidia.com/gpu", "free the GPUs of a node, or set gpus.count to what a node has"),
+        ("taint", "set tolerations for the node's taint"),
+        ("memory", "set resources.memoryGiB to what a node can give"),
+        ("hugepages", "reserve huge pages on the node, or set hugePages.size empty"),
+        ("cpu", "set resources.cpu to what a node can give"),
+        ("node affinity", "set nodeSelector and affinity to match a node"),
+        ("PersistentVolumeClaim", "bind the claim: kubectl describe pvc"),
+    )
+    return next((fix for name, fix in table if name in words), "kubectl describe pod")
+
+
+def _refused(deployment: Json, events: Sequence[Json]) -> str:
+    for condition in deployment.get("status", {}).get("conditions") or ():
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            return f"no pod could be made: {condition.get('message')}"
+    for event in reversed(list(events)):
+        if event.get("reason") == "FailedCreate":
+            return f"no pod could be made: {event.get('message')}"
+    return "no pod was made yet"
+
+
+def _quota_fix(events: Sequence[Json]) -> str:
+    if any("exceeded quota" in str(event.get("message")) for event in events):
+        return "raise the namespace's ResourceQuota, or ask for less"
+    return "kubectl describe replicaset"

@@ -1,0 +1,147 @@
+"""An appliance of a Helm release: its deployments are Helm's revisions; its state is ours.
+
+`helm rollback` brings back chart and values, and not what a newer release wrote into the state
+volume: the upgrade's own steps undo that first.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from appliance import process
+from appliance.errors import ServeError, UsageError
+from appliance.serve import kubernetes
+from appliance.upgrade.away import Seen
+from appliance.upgrade.book import Deployment
+
+HELM_SECONDS = 300.0
+KEPT_REVISIONS = 100
+TICK_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Helm:
+    """`chart`: the chart of this release, as a folder or an archive."""
+
+    release: kubernetes.Release
+    chart: Path | None
+    inherited: Mapping[str, str]
+    grace_seconds: float
+
+    def served(self) -> Deployment:
+        """What runs now. Raises UsageError where no revision is deployed."""
+        last = self._history()[-1]
+        values = json.loads(self._helm("get", "values", self.release.name, "--all", "-o", "json"))
+        return Deployment(
+            release=str(last["app_version"]), image=_image(values),
+            image_digest=values["image"]["digest"] or None, model=_model(values),
+            settings={"revision": str(last["revision"])},
+        )  # fmt: skip
+
+    def target(self, current: Deployment, release: str, image: str | None, model: Path | None,
+               record: str) -> Deployment:  # fmt: skip
+        """The current deployment with what was asked for."""
+        settings = {"APPLIANCE_RECORD": record, "record": record}
+        name, _, digest = (image or "").partition("@")
+        if image is not None:
+            repository, _, tag = name.rpartition(":")
+            settings |= {"image.repository": repository or name, "image.digest": digest,
+                         "image.tag": tag if repository else ""}  # fmt: skip
+        if model is not None:
+            settings["model.path"] = str(model)
+        return Deployment(
+            release=release, image=image or current.image,
+            image_digest=digest or (None if image else current.image_digest),
+            model=model or current.model, settings=settings,
+        )  # fmt: skip
+
+    def look(self) -> Seen:
+        found = kubernetes.status(self.release)
+        state = {"pending": "starting"}.get(found.state, found.state)
+        return Seen(state, found.record, found.reason, found.fix, found.image_digest)  # type: ignore[arg-type]
+
+    def inside(self, argv: Sequence[str], limit_seconds: float) -> tuple[int, str]:
+        return kubernetes.inside(self.release, argv, limit_seconds)
+
+    def once(self, deployment: Deployment, argv: Sequence[str], *, state: bool) -> tuple[str, str]:
+        assert deployment.image is not None
+        return kubernetes.once(self.release, deployment.image, argv, state=state)
+
+    def apply(self, deployment: Deployment) -> None:
+        revision = self._revision(deployment)
+        if revision is not None:
+            self._helm("rollback", self.release.name, revision, *self._forced())
+        else:
+            if self.chart is None:
+                raise UsageError("which chart? Give the new release's with --chart")
+            chosen = {k: v for k, v in deployment.settings.items() if k != "APPLIANCE_RECORD"}
+            values = [word for k, v in chosen.items() for word in ("--set-string", f"{k}={v}")]
+            self._helm(
+                "upgrade", self.release.name, str(self.chart), "--reset-then-reuse-values",
+                "--description", _description(deployment), "--history-max", str(KEPT_REVISIONS),
+                *values, *self._forced(),
+            )  # fmt: skip
+        kubernetes.scale(self.release, 1)
+
+    def halt(self) -> None:
+        kubernetes.scale(self.release, 0)
+        deadline = time.monotonic() + self.grace_seconds
+        while left := kubernetes.pods_left(self.release):
+            if time.monotonic() > deadline:
+                raise ServeError(f"{left} pod(s) still end after {self.grace_seconds:.0f} s")
+            time.sleep(TICK_SECONDS)
+
+    def prove(self) -> None:
+        self._helm("test", self.release.name, "--timeout", f"{HELM_SECONDS:.0f}s")
+
+    def _history(self) -> list[Any]:
+        history = json.loads(self._helm("history", self.release.name, "-o", "json"))
+        assert isinstance(history, list)
+        return history
+
+    def _revision(self, deployment: Deployment) -> str | None:
+        """Helm's number of it; also of one whose `helm upgrade` was cut off half-way."""
+        if given := deployment.settings.get("revision"):
+            return given
+        wanted = _description(deployment)
+        found = [r for r in self._history() if r["description"] == wanted]
+        return str(found[-1]["revision"]) if found else None
+
+    def _forced(self) -> list[str]:
+        """Stopping set the number of replicas: Helm 4 must be told that it may set it back."""
+        version = self._helm("version", "--template", "{{.Version}}")
+        return ["--force-conflicts"] if version.lstrip("v").startswith("4") else []
+
+    def _helm(self, *arguments: str) -> str:
+        where = ["--namespace", self.release.namespace]
+        if self.release.context is not None:
+            where += ["--kube-context", self.release.context]
+        argv = ["helm", *arguments, *([] if arguments[0] == "version" else where)]
+        limit = HELM_SECONDS + 60
+        try:
+            code, text, said = process.output(argv, environment=self.inherited, limit_seconds=limit)
+        except OSError as error:
+            raise ServeError(f"helm: {error}", fix="install Helm 3.14 or newer") from error
+        if code:
+            raise ServeError(f"helm {arguments[0]}: {(said or text).strip()[-400:]}")
+        return text
+
+
+def _description(deployment: Deployment) -> str:
+    return f"record {deployment.settings['APPLIANCE_RECORD']}"
+
+
+def _image(values: Any) -> str:
+    image = values["image"]
+    if image["digest"]:
+        return f"{image['repository']}@{image['digest']}"
+    return f"{image['repository']}:{image['tag'] or values['flavour']}"
+
+
+def _model(values: Any) -> Path:
+    return Path("/demo") if values["demo"] else Path(values["model"]["path"])

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from appliance import durable
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_bytes_are_synced_before_they_have_their_name_and_the_folder_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, calls = tmp_path / "plan.json", []
+    plan.write_text("old")
+    real_sync, real_rename = os.fsync, Path.replace
+
+    def sync(descriptor: int) -> None:
+        calls.append(("sync", Path(f"/proc/self/fd/{descriptor}").readlink()))
+        real_sync(descriptor)
+
+    def rename(path: Path, target: Path) -> Path:
+        calls.append(("rename", path))
+        assert path.read_text() == "new" and target.read_text() == "old"
+        return real_rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "replace", rename)
+    durable.write_file(plan, b"new")
+    aside = calls[0][1]
+    assert calls == [("sync", aside), ("rename", aside), ("sync", tmp_path)]
+    assert aside.parent == tmp_path and plan.read_text() == "new"
+
+
+def test_what_was_there_stays_when_writing_fails_and_nothing_is_left_beside_it(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "state.json"
+    durable.write_file(file, b"old")
+    with pytest.raises(ZeroDivisionError), durable.writing(file) as stream:
+        stream.write(b"half")
+        raise ZeroDivisionError
+    assert file.read_bytes() == b"old" and names(tmp_path) == {"state.json"}
+
+
+def test_a_secret_is_never_readable_by_others_not_even_aside(tmp_path: Path) -> None:
+    with durable.writing(tmp_path / "key", mode=durable.OWNER_ONLY) as stream:
+        (aside,) = tmp_path.iterdir()
+        assert aside.stat().st_mode & 0o777 == 0o600
+        stream.write(b"sk")
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_writer_that_is_alone_takes_the_place_of_what_a_killed_one_left(tmp_path: Path) -> None:
+    part = tmp_path / "part-00001.tar"
+    if os.fork() == 0:
+        with durable.writing(part, alone=True) as stream:
+            stream.write(b"longer than what comes after")
+            stream.flush()
+            os._exit(0)  # as a kill: nothing is tidied up
+    os.wait()
+    assert names(tmp_path) == {".part-00001.tar.aside"}
+    with durable.writing(part, alone=True) as stream:
+        stream.write(b"whole")
+    assert names(tmp_path) == {"part-00001.tar"} and part.read_bytes() == b"whole"
+
+
+def test_two_that_write_the_same_file_do_not_mix_their_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    with durable.writing(file) as one, durable.writing(file) as two:
+        one.write(b"1" * 9)
+        two.write(b"2" * 9)
+    assert file.read_bytes() == b"1" * 9 and names(tmp_path) == {"plan.json"}

@@ -1,0 +1,44 @@
+"""What an engine's process needs where nothing is installed: plugin metadata, variables."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+def write_plugin_metadata(folder: Path) -> None:
+    """Metadata in `folder` by which vLLM finds the plugin in this checkout."""
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    info = folder / "moe_appliance-0.1.0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: moe-appliance\nVersion: 0.1.0\n")
+    groups = project["entry-points"]
+    lines = [f"[{g}]\n" + "".join(f"{k} = {v}\n" for k, v in e.items()) for g, e in groups.items()]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+
+
+def engine_environment(plugin: Path) -> dict[str, str]:
+    """The inherited environment, with the plugin and without what must stay off."""
+    paths = [str(plugin), str(REPO), str(REPO / "kernels"), str(REPO / "tests" / "gpu")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "VLLM_PLUGINS": "appliance",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        # NVLink multicast stays off: it can take a shared host's GPUs down.
+        "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+        "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+        "VLLM_USE_NCCL_SYMM_MEM": "0",
+        "NCCL_NVLS_ENABLE": "0",
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+        "NVSHMEM_DISABLE_NVLS": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the plan's order
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "4"),
+    }

@@ -1,0 +1,106 @@
+"""A worker whose experts are made in memory and whose routers draw from recorded counts.
+
+Every expert gets the bytes of one drawn expert: what is measured is where they are read, and no
+disk holds 163 GB. A router gives log p of the traffic plus Gumbel noise, so that top-k draws
+distinct experts with the probabilities of p, one after another, inside a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.fused_moe.router.gate_linear import GateLinear
+from vllm.model_executor.model_loader import register_model_loader
+from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+from appliance.checkpoint.safetensors import read_bytes
+from appliance.engine import compat
+from appliance.engine.config import checkpoint_of
+from appliance.engine.experts import state
+from appliance.engine.worker import Worker
+
+DTYPES = {"I16": torch.int16, "F16": torch.float16, "BF16": torch.bfloat16, "I32": torch.int32}
+SHARDS = {0: "w1", 1: "w3", 2: "w2"}
+NEVER = -40.0  # log probability of an expert that the counts have not seen
+
+
+@register_model_loader("made_in_memory")
+class MadeInMemory(BaseModelLoader):
+    """Everything but experts from the shards; experts from the first one's drawn bytes."""
+
+    def download_model(self, model_config: Any) -> None:
+        pass
+
+    def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
+        checkpoint = checkpoint_of(str(model_config.model))
+        prefixes = tuple(layer.prefix + "." for layer in checkpoint.layers)
+        rest = [name for name in checkpoint.tensors if not name.startswith(prefixes)]
+        model.load_weights((name, _stored(checkpoint, name)) for name in rest)
+        first = checkpoint.target_layers[0]
+        drawn = {
+            (p, kind): _stored(checkpoint, f"{first.prefix}.0.{word}.{kind}").to(_device())
+            for p, word in enumerate(first.projection_names)
+            for kind in ("trellis", "suh", "svh")
+        }
+        for module in model.modules():
+            if isinstance(module, compat.RoutedExperts):
+                method: Any = module.quant_method
+                for expert in method.local:
+                    for (p, kind), tensor in drawn.items():
+                        method._load(kind, None, tensor, "", SHARDS[p], expert)
+
+
+def _device() -> torch.device:
+    return torch.empty(0).device
+
+
+def _stored(checkpoint: Any, name: str) -> torch.Tensor:
+    tensor = checkpoint.tensors[name]
+    raw = bytearray(read_bytes(checkpoint.path, tensor))
+    return torch.frombuffer(raw, dtype=DTYPES[tensor.dtype]).reshape(tensor.shape)
+
+
+class DrawnRouter:
+    """In place of a router's forward: what the traffic of its layer would choose."""
+
+    def __init__(self, gate: Any, experts: int) -> None:
+        self.log_p = torch.zeros(experts, device=state().book.numbers.device)
+        self.returns_bias = getattr(gate, "return_bias", True)
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        noise = torch.empty(len(x), len(self.log_p), device=x.device).exponential_()
+        logits = self.log_p - noise.log()
+        return (logits, None) if self.returns_bias else logits
+
+
+class TrafficWorker(Worker):
+    def load_model(self, *args: Any, **options: Any) -> None:
+        super().load_model(*args, **options)
+        gates = (m for m in self.model_runner.model.modules() if isinstance(m, GateLinear))
+        self.traffic_routers = {}
+        for layer, gate in zip(sorted(state().live), gates, strict=True):
+            experts = len(state().live[layer].shape.experts)
+            self.traffic_routers[layer] = gate.forward = DrawnRouter(gate, experts)
+
+    def traffic_route(self, topic: str) -> None:
+        """From now on rows are of this topic of the counts file."""
+        counts = json.loads(Path(compat.settings_of(self.vllm_config)["traffic"]).read_text())
+        for layer, router in self.traffic_routers.items():
+            p = torch.tensor(counts[topic][str(layer)], dtype=torch.float64)
+            log_p = (p / p.sum()).log().clamp(min=NEVER)
+            router.log_p.copy_(log_p.float())
+
+    def traffic_freeze(self, frozen: bool) -> None:
+        """The slots stay as they are, or follow the traffic by the plan's rules."""
+        policy = state().cache.policy
+        if not hasattr(self, "traffic_rules"):
+            self.traffic_rules = policy.rules
+        still = {"promotions_per_row": 0.0}
+        policy.rules = self.traffic_rules.model_copy(update=still if frozen else {})
+
+    def traffic_held(self) -> list[tuple[int, int]]:
+        """(layer, expert) of every filled slot."""
+        return sorted(state().arena.held)
