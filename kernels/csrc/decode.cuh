@@ -30,7 +30,7 @@ __device__ __forceinline__ void wait_for_earlier_kernels() {
 
 static __device__ void rotate_one(const ExpertsDecode& c, int pick, int projection, int block) {
     const int64_t id = id_at(c, pick);
-    if (!is_here(c, id)) return;
+    if (home_of(c, id) == kNowhere) return;
     const auto* suh = reinterpret_cast<const __half*>(c.table[9 * id + 3 * projection + 1]);
     const int at = 128 * block + 4 * (threadIdx.x & 31);
     float v[4], s[4];
