@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import torch
 
 from expert_kernels import build, cuda
-from expert_kernels.gpu_check import decode, dense, graphs, rows, write_through
+from expert_kernels.gpu_check import decode, dense, graphs, rows, small, write_through
 from expert_kernels.gpu_check.compare import Facts, Section
 
 
@@ -129,6 +129,7 @@ def main(argv: list[str] | None = None) -> int:
         "linear": dense.linear,
         "write_through": write_through.write_through,
         "lookups": rows.lookups,
+        "small": small.small,
         "graph": graphs.graph,
         "back_to_back": graphs.back_to_back,
         "stress": lambda: graphs.stress(a.steps, a.stress_seconds),
