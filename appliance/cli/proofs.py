@@ -48,7 +48,7 @@ class Speed:
     def _measure(self, name: str) -> None:
         from appliance.cli.bench import turns
 
-        turns(streams=self.streams, count=self.turns, out=self.folder / name, shape=self.shape)
+        turns(streams=str(self.streams), count=self.turns, out=self.folder / name, shape=self.shape)
 
 
 @dataclass(frozen=True)
