@@ -189,7 +189,7 @@ def _device_arguments(plan: Plan) -> tuple[str, ...]:
     }
     # With the size of the KV cache given, vLLM only asks with it whether as much memory is free.
     used = max(rank.total_bytes("device") / rank.device_capacity_bytes for rank in plan.ranks)
-    share = f"{min(1.0, used):.3f}"
+    share = f"{min(1.0, max(0.001, used)):.3f}"
     return ("--gpu-memory-utilization", share, "--compilation-config", json.dumps(graphs))
 
 
