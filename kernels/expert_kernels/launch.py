@@ -11,7 +11,8 @@ from dataclasses import dataclass
 MAX_TOKENS = 64  # rows that read weights in place; above, prefill
 MAX_PICKS = 1024
 MAX_EXPERTS = 1024
-PREFILL_SLOTS = 16  # host experts in device memory at once: 212 MB at 13.3 MB each
+PREFILL_SLOTS = 24  # host experts in device memory at once: 318 MB at 13.3 MB each
+PREFILL_WINDOW = 2  # groups of rows begun and not yet added: 64 KB of scratch a row at 5120 x 2304
 PREFILL_BATCH = 4  # of them waited for and released together
 PREFILL_ROWS = 4096  # rows multiplied at once: bounds the scratch
 PIECE_ROWS = 128  # rows of a block of the fused products: csrc/experts.h, EXPERTS_PIECE_ROWS
@@ -113,7 +114,7 @@ def decode(
 
 
 def _parts(k: int, units: int, most: float, choices: tuple[int, ...]) -> int:
-    """Into how many parts of at least 512 `units` units of `k` rows are cut: at most `most` then."""
+    """Parts of at least 512 of k rows that `units` units are cut into: at most `most` in all."""
     return max(s for s in choices if s == 1 or (k // s >= 512 and units * s <= most))
 
 

@@ -56,19 +56,21 @@ def measure(repeats: int) -> Iterator[Facts]:
 
 
 def _ways(call: Callable[[], object], repeats: int) -> list[Facts]:
-    """Slots and batches of the ring; and each with nothing copied, which is what its launches cost."""
-    usual = launch.PREFILL_SLOTS, launch.PREFILL_BATCH
+    """Slots, batches, window; also with nothing copied, which is what the launches cost."""
+    usual = launch.PREFILL_SLOTS, launch.PREFILL_BATCH, launch.PREFILL_WINDOW
     copy, out = Trellises._copy_expert, []
     try:
-        for slots, batch in ((16, 4), (16, 8), (24, 4), (24, 8), (32, 8), (32, 12)):
-            launch.PREFILL_SLOTS, launch.PREFILL_BATCH = slots, batch
-            facts: Facts = {"slots": slots, "batch": batch, "ms": median_us(call, repeats) / 1e3}
+        ways = ((16, 4, 1), (16, 4, 2), (24, 4, 2), (24, 8, 2), (24, 4, 3), (32, 4, 3), (32, 8, 3))
+        for slots, batch, window in ways:
+            launch.PREFILL_SLOTS, launch.PREFILL_BATCH, launch.PREFILL_WINDOW = slots, batch, window
+            facts: Facts = {"slots": slots, "batch": batch, "window": window}
+            facts["ms"] = median_us(call, repeats) / 1e3
             Trellises._copy_expert = lambda *_: None  # type: ignore[method-assign]
             facts["nothing_copied_ms"] = median_us(call, repeats) / 1e3
             Trellises._copy_expert = copy  # type: ignore[method-assign]
             out.append(facts)
     finally:
-        launch.PREFILL_SLOTS, launch.PREFILL_BATCH = usual
+        launch.PREFILL_SLOTS, launch.PREFILL_BATCH, launch.PREFILL_WINDOW = usual
         Trellises._copy_expert = copy  # type: ignore[method-assign]
     return out
 

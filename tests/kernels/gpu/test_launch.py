@@ -56,7 +56,7 @@ def test_a_part_of_k_never_gets_too_short_to_fill_the_pipeline(hidden: int, inne
 
 def test_few_experts_are_cut_into_more_units_than_there_are_multiprocessors() -> None:
     plan = launch.decode(1, 5120, 2304, 132, top_k=1)
-    assert 132 < 2304 // 128 * plan.split_a and 132 < 5120 // 128 * plan.split_b
+    assert 2304 // 128 * plan.split_a > 132 and 5120 // 128 * plan.split_b > 132
     many = launch.decode(64, 5120, 2304, 132, top_k=6)
     assert (many.split_a, many.split_b) == (1, 1)
 
@@ -168,3 +168,19 @@ def test_every_copy_waits_for_the_reads_of_its_slot_and_is_enqueued_before_it_is
             last_free = made[released][0] - 1 + slots  # its own slots are still read
             assert made[copied - 1][-1] <= last_free
     assert copied == len(made)
+
+
+@given(count=st.integers(1, 30), window=st.integers(1, 4))
+def test_a_groups_scratch_is_reused_only_after_its_sum_and_sums_go_up(
+    count: int, window: int
+) -> None:
+    held: dict[int, int] = {}
+    added = []
+    for index, on_host in prefill.steps(count, min(window, count)):
+        if on_host:
+            assert held.pop(index % min(window, count)) == index
+            added.append(index)
+        else:
+            assert index % min(window, count) not in held
+            held[index % min(window, count)] = index
+    assert added == list(range(count)) and not held
