@@ -19,7 +19,7 @@ SPLITS = ((2, 1), (4, 1), (4, 2), (8, 2), (8, 4))
 
 def _choices(touched: int, hosts: int) -> Iterator[Facts]:
     for a, b in SPLITS:
-        for blocks in (32, 48, 64, 80, 96) if hosts else (64,):
+        for blocks in (32, 48, 64, 96) if hosts else (64,):
             yield {"split_a": a, "split_b": b, "host_blocks": blocks}
     yield {"overlap": 3}
     if 0 < hosts < touched:
