@@ -45,6 +45,7 @@ soak: .venv/dev ## weights killed and disks filled hundreds of times, 200 upgrad
 	@$(BIN)/python tests/soak/weights_speed.py
 	@MOE_APPLIANCE_SOAK=200 $(BIN)/pytest -q tests/appliance/upgrade
 	@$(BIN)/python tests/soak/upgrades.py
+	@$(BIN)/python tests/soak/drain.py
 
 # With the Python that has the GPU's torch: PYTHON=... if that is not python3.
 bench-gpu: ## on a GPU: the kernels checked, then each claim beside its ceiling (3 minutes)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPO), str(REPO / "kernels"), str(REPO / "tests" / "gpu")]
 
-from environment import engine_environment, write_plugin_metadata  # noqa: E402
+from environment import run_case, write_plugin_metadata  # noqa: E402
 
 PLANNED = "planned"
 
@@ -50,13 +49,13 @@ def say(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
 
 
-def model_spec(small: bool) -> Any:
+def model_spec(small: bool, layers: int) -> Any:
     from appliance.checkpoint.synth import SynthSpec
 
     if small:
         return SynthSpec(layers=3, dense_layers=0, hidden_size=256, intermediate_size=128,
                          experts=384, top_k=6)  # fmt: skip
-    return SynthSpec(layers=32, dense_layers=0, hidden_size=5120, intermediate_size=2304,
+    return SynthSpec(layers=layers, dense_layers=0, hidden_size=5120, intermediate_size=2304,
                      experts=384, top_k=6, heads=32, kv_heads=8)  # fmt: skip
 
 
@@ -274,11 +273,13 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--ep", action="store_true", help="expert parallel over the ranks")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--small", action="store_true", help="three small layers")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for a case")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     parser.add_argument("--make", action="store_true", help="only make the checkpoint")
     a = parser.parse_args()
-    spec = model_spec(a.small)
+    spec = model_spec(a.small, a.layers)
     a.work.mkdir(parents=True, exist_ok=True)
     if not (a.work / "model").exists():
         make_model(a.work / "model", spec)
@@ -298,16 +299,11 @@ def main() -> int:
     codes = []
     for case in a.only:
         log = a.work / f"{case}.log"
-        with log.open("w") as file:
-            done = subprocess.run(
-                [sys.executable, str(Path(__file__)), *sys.argv[1:], "--case", case],
-                env=engine_environment(a.work / "plugin"),
-                stderr=file,
-                check=False,
-            )
-        codes.append(done.returncode)
-        if done.returncode:
-            say(case=case, died=done.returncode, log=log.read_text().splitlines()[-30:])
+        command = [sys.executable, str(Path(__file__)), *sys.argv[1:], "--case", case]
+        code = run_case(command, log, a.work / "plugin", a.limit)
+        codes.append(code)
+        if code:
+            say(case=case, died=code, log=log.read_text().splitlines()[-30:])
     return int(any(codes))
 
 
