@@ -12,6 +12,7 @@ import typer
 
 from appliance import render
 from appliance.plan.request import Policy
+from appliance.settings import read_settings
 
 if TYPE_CHECKING:
     from appliance.plan.routing import Heat
@@ -83,16 +84,25 @@ def _asked(
     host_share: HostShare = None,
     cache_slots: CacheSlots = None,
 ) -> Policy:
-    """What the command line asks of the planner: one table for every command that plans."""
+    """What is asked of the planner: one table for every command that plans.
+
+    What the command line does not say, the settings do, as in a container.
+    """
+    settings = read_settings()
+    said = {
+        "tensor_parallel": tensor_parallel,
+        "streams": streams,
+        "context_tokens": context,
+        "host_share": host_share,
+    }
+    settled = {k: getattr(settings, k) if value is None else value for k, value in said.items()}
     return policy(
-        tensor_parallel=tensor_parallel,
+        device=settings.device,
         expert_parallel=expert_parallel,
-        streams=streams,
         conversations=conversations,
-        context_tokens=context,
         kv_dtype=kv_dtype,
-        host_share=host_share,
         cache_slots=cache_slots,
+        **settled,
     )
 
 

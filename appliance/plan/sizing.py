@@ -61,10 +61,18 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked of a machine that is there: so many at once, so fast each."""
+
+    users: int = 6
+    target: float = TARGET_TOKENS_PER_SECOND
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """What the planner said: a plan, or why there is none; and whether it is fast enough."""
 
-    ask: Ask
+    ask: Ask | Load
     plan: Plan | None
     refusal: ApplianceError | None = None
 
@@ -103,6 +111,14 @@ def answer(checkpoint: Checkpoint, ask: Ask, heat: Heat | None = None) -> Answer
         return Answer(ask, plan(made_up_host(ask), checkpoint, heat, policy))
     except ApplianceError as error:
         return Answer(ask, None, error)
+
+
+def answer_here(checkpoint: Checkpoint, host: Host, load: Load) -> Answer:
+    """Plan the model on a machine that is there, measured rates and all."""
+    try:
+        return Answer(load, plan(host, checkpoint, None, Policy(streams=load.users)))
+    except ApplianceError as error:
+        return Answer(load, None, error)
 
 
 def made_up_host(ask: Ask) -> Host:
