@@ -49,13 +49,13 @@ def say(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
 
 
-def model_spec(small: bool) -> Any:
+def model_spec(small: bool, layers: int) -> Any:
     from appliance.checkpoint.synth import SynthSpec
 
     if small:
         return SynthSpec(layers=3, dense_layers=0, hidden_size=256, intermediate_size=128,
                          experts=384, top_k=6)  # fmt: skip
-    return SynthSpec(layers=32, dense_layers=0, hidden_size=5120, intermediate_size=2304,
+    return SynthSpec(layers=layers, dense_layers=0, hidden_size=5120, intermediate_size=2304,
                      experts=384, top_k=6, heads=32, kv_heads=8)  # fmt: skip
 
 
@@ -273,12 +273,13 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--ep", action="store_true", help="expert parallel over the ranks")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--small", action="store_true", help="three small layers")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for a case")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     parser.add_argument("--make", action="store_true", help="only make the checkpoint")
     a = parser.parse_args()
-    spec = model_spec(a.small)
+    spec = model_spec(a.small, a.layers)
     a.work.mkdir(parents=True, exist_ok=True)
     if not (a.work / "model").exists():
         make_model(a.work / "model", spec)

@@ -285,3 +285,19 @@ def test_all_ranks_together_hold_every_expert_whatever_the_split(
         for place in lists:
             assert place.slot_experts <= place.host_experts
             assert len(place.slot_experts) <= place.cache_slots <= max(slots, 0)
+
+
+def test_of_an_asked_share_the_slower_link_gets_fewer_experts_and_the_step_is_shorter() -> None:
+    two = host((gpu(0), gpu(1)))
+    asked = Policy(host_share=0.45, streams=4, context_tokens=4096)
+    equal = plan(
+        two, deepseek_v41_flash(), None, replace(asked, link_bytes_per_second=(37.5e9,) * 2)
+    )
+    made = plan(two, deepseek_v41_flash(), None,
+                replace(asked, link_bytes_per_second=(50e9, 25e9)))  # fmt: skip
+    away = [sum(len(place.host_experts) for place in rank.layers) for rank in made.ranks]
+    same = [sum(len(place.host_experts) for place in rank.layers) for rank in equal.ranks]
+    assert away[0] == pytest.approx(2 * away[1], abs=1)
+    assert sum(away) == pytest.approx(sum(same), abs=1)
+    # Every expert is as likely as any other, so reading takes as long as there are experts.
+    assert max(away[0] / 50e9, away[1] / 25e9) < 0.7 * same[1] / 25e9
