@@ -14,7 +14,7 @@ from appliance.plan.check import check_plan
 from appliance.plan.explain import explain
 from appliance.plan.model import Plan, expert_block_bytes
 from appliance.plan.planner import Policy, plan
-from appliance.plan.routing import Heat
+from appliance.plan.routing import Heat, merge
 
 MIB = 1 << 20
 # Everything of the small model but its experts, and room for some of those.
@@ -249,13 +249,17 @@ def test_slots_take_a_third_of_what_is_held_all_of_an_unknown_layer_and_no_more_
 
 
 @settings(max_examples=60, deadline=None)
-@given(heat=heats, blocks=st.integers(0, 16))
-def test_no_expert_on_the_host_is_hotter_than_one_that_stays(heat: Heat, blocks: int) -> None:
-    for placement in tight(blocks, 0, heat).ranks[0].layers:
+@given(parts=st.lists(heats, min_size=1, max_size=3), blocks=st.integers(0, 16),
+       slots=st.integers(0, 3))  # fmt: skip
+def test_no_expert_on_the_host_is_hotter_than_one_the_device_holds(
+    parts: list[Heat], blocks: int, slots: int
+) -> None:
+    heat = Heat(merge(parts).counts, {str(i): part.counts for i, part in enumerate(parts)})
+    for placement in tight(blocks, slots, heat).ranks[0].layers:
         row = heat.counts[placement.layer]
-        kept = [row[e] for e in placement.device_experts]
-        moved = [row[e] for e in placement.host_experts]
-        assert not kept or not moved or min(kept) >= max(moved)
+        held = placement.device_experts | placement.slot_experts
+        moved = placement.host_experts - held
+        assert not held or not moved or min(row[e] for e in held) >= max(row[e] for e in moved)
 
 
 @settings(max_examples=40, deadline=None)
