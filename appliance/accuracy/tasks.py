@@ -1,6 +1,9 @@
 """Items to ask, read from local files that the operator brings. None of the data is ours to ship.
 
     gsm8k.jsonl       https://github.com/openai/grade-school-math     {"question", "answer"}
+    input_data.jsonl  https://huggingface.co/datasets/google/IFEval   {"key", "prompt",
+                                                                       "instruction_id_list",
+                                                                       "kwargs"}
     HumanEval.jsonl   https://github.com/openai/human-eval            {"task_id", "prompt", "test",
                                                                        "entry_point"}
     own.jsonl         any file of ours                                {"id", "prompt", "answer"}
@@ -21,7 +24,7 @@ from typing import Any, Literal
 
 from appliance.errors import UsageError
 
-Scorer = Literal["number", "code"]
+Scorer = Literal["number", "instructions", "code"]
 SUBSET = 150
 ASK_NUMBER = (
     "Solve this problem. Think step by step, then end with one line of the form "
@@ -32,13 +35,18 @@ ASK_CODE = "Complete this Python function. Answer with the whole function in one
 
 @dataclass(frozen=True)
 class Item:
-    """One question. `reference`: the number, or the test code that must run after the answer."""
+    """One question.
+
+    `reference`: the number; the instructions and their arguments, as JSON; or the test that must
+    run after the answer, and then `start` is the code that the answer continues or writes anew.
+    """
 
     id: str
     prompt: str
     scorer: Scorer
     reference: str
     group: str
+    start: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ def read_task(
     if format_ is None:
         raise UsageError(
             f"{file}: items with the keys {', '.join(sorted(rows[0]))} are not known",
-            fix="GSM8K, HumanEval, or items of {id, prompt, answer}",
+            fix="GSM8K, IFEval, HumanEval, or items of {id, prompt, answer}",
         )
     name, keys, make = format_
     for number, row in enumerate(rows, 1):
@@ -92,7 +100,13 @@ def _human_eval(number: int, row: Mapping[str, Any]) -> Item:
     test = f"{row['test']}\n\ncheck({row['entry_point']})\n"
     name = str(row["task_id"])
     prompt = ASK_CODE + f"```python\n{row['prompt']}\n```"
-    return Item(name, prompt, "code", test, name)
+    return Item(name, prompt, "code", test, name, start=str(row["prompt"]))
+
+
+def _ifeval(number: int, row: Mapping[str, Any]) -> Item:
+    wanted = {"kinds": row["instruction_id_list"], "arguments": row["kwargs"]}
+    name = f"ifeval/{row['key']}"
+    return Item(name, str(row["prompt"]), "instructions", json.dumps(wanted), name)
 
 
 def _own(number: int, row: Mapping[str, Any]) -> Item:
@@ -105,6 +119,7 @@ Format = tuple[str, tuple[str, ...], Callable[[int, Mapping[str, Any]], Item]]
 FORMATS: tuple[Format, ...] = (
     ("gsm8k", ("question", "answer"), _gsm8k),
     ("humaneval", ("task_id", "prompt", "test", "entry_point"), _human_eval),
+    ("ifeval", ("key", "prompt", "instruction_id_list", "kwargs"), _ifeval),
     ("own", ("id", "prompt", "answer"), _own),
 )
 

@@ -39,11 +39,15 @@ class Goal:
 
 @dataclass(frozen=True)
 class Ask:
-    """Run `streams` at once: first `warm_turns` in all that do not count, then `turns` that do."""
+    """Run `streams` at once: first `warm_turns` in all that do not count, then `turns` that do.
+
+    `seconds`: after that long a stream begins no turn that counts, but has counted one at least.
+    """
 
     streams: int
     turns: int
     warm_turns: int
+    seconds: float | None = None
 
     @property
     def requests(self) -> int:

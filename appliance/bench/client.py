@@ -125,7 +125,7 @@ async def _read(answer: Answer, pieces: list[tuple[float, bytes]], sent: float) 
     decoder = Decoder()
     try:
         for number, (when, payload) in enumerate(decode(pieces, decoder), 1):
-            _take(answer, when - sent, json.loads(payload))
+            take(answer, when - sent, json.loads(payload))
             if number % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
     except (ValueError, AttributeError, TypeError, KeyError, IndexError) as problem:
@@ -144,7 +144,8 @@ async def _read(answer: Answer, pieces: list[tuple[float, bytes]], sent: float) 
         answer.fail("no-tokens", "the stream held no text")
 
 
-def _take(answer: Answer, when: float, event: Any) -> None:
+def take(answer: Answer, when: float, event: Any) -> None:
+    """Put one event of a stream, which came `when` seconds after sending, into the answer."""
     if "error" in event:
         answer.fail("error-event", json.dumps(event["error"]))
         return

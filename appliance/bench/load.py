@@ -72,18 +72,23 @@ class Load:
         samples: list[Sample] = []
         share = math.ceil(asked.turns / asked.streams)
         warm = asked.warm_turns // asked.streams
-        open_ = asked.streams
+        until = math.inf if asked.seconds is None else time.monotonic() + asked.seconds
+        open_ = set(range(asked.streams))
 
         async def stream(number: int) -> None:
-            nonlocal open_
             done = 0
-            async for sample in self._turns(number, asked.streams, warm, share):
+
+            def role() -> Role:
+                return "warm" if done < warm else "counted" if number in open_ else "extra"
+
+            async for sample in self._turns(number, asked.streams, role):
                 samples.append(sample)
                 self.keep(sample)
                 done += 1
-                if done == warm + share:
-                    open_ -= 1
-                    if open_ == 0:
+                late = time.monotonic() >= until and done > warm
+                if done >= warm + share or late:
+                    open_.discard(number)
+                    if not open_:
                         over.set()
 
         over = asyncio.Event()
@@ -99,24 +104,19 @@ class Load:
         return samples
 
     async def _turns(
-        self, stream: int, streams: int, warm: int, share: int
+        self, stream: int, streams: int, role: Callable[[], Role]
     ) -> AsyncIterator[Sample]:
-        number = 0
         while True:
             session = next(self.sessions)
             history: list[Message] = []
             for index, turn in enumerate(session.turns):
-                role: Role = (
-                    "warm" if number < warm else "counted" if number < warm + share else "extra"
-                )
                 await asyncio.sleep(turn.think_seconds)
                 history.append({"role": "user", "content": self._input(turn)})
                 about = {"session": session.name, "turn": index, "stream": stream}
                 about |= {"streams": streams, "block": self.blocks, "start": self.start}
-                felt = await feel(self.endpoint, history, turn.output_tokens, role=role, **about)
+                felt = await feel(self.endpoint, history, turn.output_tokens, role=role(), **about)
                 answer, sample = felt
                 yield sample
-                number += 1
                 if answer.error is not None:
                     await asyncio.sleep(AFTER_ERROR_SECONDS)
                     break  # the history is broken: begin another session

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from appliance.bench.capacity import Ask, Capacity, search
@@ -14,6 +14,7 @@ from appliance.bench.samples import Sample
 from appliance.bench.turns import Session
 from appliance.errors import ApplianceError, UsageError
 
+TURNS, MOST_TURNS = 120, 1_000_000
 Counters = Mapping[str, float]
 
 
@@ -47,11 +48,25 @@ def measure_capacity(record: Record, target: Target) -> Capacity:
             return found
 
 
-def measure_turns(record: Record, target: Target, asked: Ask) -> None:
-    """One block at a fixed number of streams."""
+def fixed(streams: Sequence[int], turns: int | None, seconds: float | None) -> list[Ask]:
+    """What to run at these numbers of streams: so many turns each, or for so long in all.
+
+    By time, each number runs twice, up and down the list, so that a drift touches all alike.
+    """
+    if turns is not None and seconds is not None:
+        raise UsageError("--turns and --seconds exclude each other", fix="leave one out")
+    if seconds is None:
+        return [Ask(n, turns or TURNS, n) for n in streams]
+    each = seconds / (2 * len(streams))
+    return [Ask(n, MOST_TURNS, n, each) for n in (*streams, *reversed(streams))]
+
+
+def measure_turns(record: Record, target: Target, *asks: Ask) -> None:
+    """One block each, all of one start of the engine."""
     run = _Run(record, target, _start(record, target.engine()))
     run.have = []
-    run(asked)
+    for ask in asks:
+        run(ask)
 
 
 def replay(record: Record, start: int) -> Capacity | None:
@@ -122,6 +137,8 @@ def _start(record: Record, engine: str | None) -> int:
             f"this start of the engine is measured already (start {last.start})",
             fix="restart it (`appliance down`, `appliance up --detach`) and run this again",
         )
+    if record.stamp.kind == "turns" and engine == last.engine:
+        return last.start  # the same start, or nobody can say that it is another
     return last.start + 1
 
 

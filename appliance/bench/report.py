@@ -115,13 +115,14 @@ def _share(grown: dict[str, float], part: str, whole: str) -> float | None:
 def _between_starts(record: Record, levels: dict[int, list[Block]]) -> float | None:
     """Standard deviation of the medians of the starts, relative; the largest over the levels.
 
-    None with fewer than two starts at any one number of streams: unknown, not zero.
+    None with fewer than two known starts at any one number of streams: unknown, not zero.
     """
     spreads = []
     for blocks in levels.values():
-        by_start: dict[int, list[float]] = {}
+        by_start: dict[str, list[float]] = {}
         for block in blocks:
-            by_start.setdefault(block.start, []).extend(record.speeds(block))
+            if block.engine is not None:
+                by_start.setdefault(block.engine, []).extend(record.speeds(block))
         medians = [statistics.median(speeds) for speeds in by_start.values() if speeds]
         if len(medians) >= 2:
             spreads.append(statistics.stdev(medians) / statistics.fmean(medians))
@@ -146,6 +147,7 @@ def report_lines(record: Record) -> Iterator[str]:
     yield "speeds in tokens per second and stream; p5 >= holds at 95 %; ? could not be read"
     if record.stamp.kind == "capacity":
         yield from _answer_lines(found, goal.target, goal.headroom)
+    yield from _start_lines(record, found)
     for name, count in found.problems.items():
         yield f"counted: {count:,} {name}"
 
@@ -165,13 +167,22 @@ def _answer_lines(found: Report, target: float, headroom: float) -> Iterator[str
         yield "not sure at 95 %: a deciding number of streams lies too near the threshold"
     for sentence in dict.fromkeys(str(u) for c in known for u in c.unsteady):
         yield f"warning: {sentence}"
-    if len(known) < FEWEST_STARTS:
+
+
+def _start_lines(record: Record, found: Report) -> Iterator[str]:
+    engines = {block.engine for block in record.blocks}
+    if None in engines:
+        yield "warning: the server does not say when it started: starts cannot be told apart"
+    elif len(engines) < FEWEST_STARTS:
         yield (
-            f"warning: {len(known)} of {FEWEST_STARTS} fresh starts of the engine: "
+            f"warning: {len(engines)} of {FEWEST_STARTS} fresh starts of the engine: "
             "restart it and run the same command again"
         )
     if found.between_starts is not None:
-        yield f"medians of the starts scatter by {found.between_starts:.1%} (standard deviation)"
+        yield (
+            f"medians of {len(engines - {None})} starts scatter by {found.between_starts:.1%} "
+            "(standard deviation, the largest over the numbers of streams)"
+        )
 
 
 def _or(value: float | None, form: str) -> str:

@@ -4,6 +4,10 @@ Mooncake (github.com/kvcache-ai/Mooncake, FAST25 traces): one request a line, {"
 "input_length", "output_length", "hash_ids"}: equal ids are equal blocks of 512 input tokens.
 AIPerf, `profile_export.jsonl` (also what we write): {"metadata": {"conversation_id",
 "turn_index"}, "metrics": {"input_sequence_length": {"value"}, "output_sequence_length": ...}}.
+AgentX exports the same; its corpus (SemiAnalysis' agentx-harness, weka_trace_models.py) has one
+conversation a line: {"id", "block_size", "requests": [{"t", "type": "n" | "s", "in", "out",
+"hash_ids", "api_time", "think_time"} or {"type": "subagent", "agent_id", "requests"}]}.
+Recordings of `bench record` are AIPerf's layout with "messages": [[number, characters], ...].
 """
 
 from __future__ import annotations
@@ -13,14 +17,14 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from appliance.bench.agentx import agentx
+from appliance.bench.grown import Line, Row, count, grown
 from appliance.bench.turns import Piece, Session, Shape, Turn, unthinking
 from appliance.bench.turns import sessions as made
 from appliance.errors import UsageError
 
 MOONCAKE_BLOCK_TOKENS = 512
-Line = dict[str, Any]
 
 
 def read_trace(file: Path) -> list[Session]:
@@ -33,7 +37,7 @@ def read_trace(file: Path) -> list[Session]:
             return read(file, lines)
     raise UsageError(
         f"{file}: line 1 has the keys {', '.join(sorted(lines[0]))}: no known format",
-        fix="a Mooncake trace (input_length, output_length) or AIPerf's profile_export.jsonl",
+        fix="a Mooncake trace, AIPerf's profile_export.jsonl, an AgentX corpus, or our recordings",
     )
 
 
@@ -68,7 +72,7 @@ def mooncake(file: Path, lines: list[Line]) -> list[Session]:
     """One session of one turn a request; the blocks that requests share are equal pieces."""
     found = []
     for number, line in enumerate(lines, 1):
-        length = _count(file, number, line, "input_length")
+        length = count(file, number, line, "input_length")
         blocks = [str(block) for block in line.get("hash_ids", [])]
         if not blocks:
             pieces = [Piece(f"{file.name}/{number}", length)]
@@ -81,46 +85,46 @@ def mooncake(file: Path, lines: list[Line]) -> list[Session]:
                 )
             sizes = [MOONCAKE_BLOCK_TOKENS] * (len(blocks) - 1) + [rest]
             pieces = [Piece(f"block {b}", n) for b, n in zip(blocks, sizes, strict=True)]
-        turn = Turn(tuple(pieces), _count(file, number, line, "output_length"))
+        turn = Turn(tuple(pieces), count(file, number, line, "output_length"))
         found.append(Session(f"{file.name}-{number}", (turn,)))
     return found
 
 
 def aiperf(file: Path, lines: list[Line]) -> list[Session]:
-    """Requests of a conversation become its turns; a turn adds what the one before did not have."""
-    turns: dict[str, list[tuple[int, int, int, float, float]]] = {}
+    """Requests of a conversation become its turns; a turn adds what the one before did not have.
+
+    AgentX replays a conversation several times: `x_correlation_id` tells one replay from another.
+    Where a history gets shorter (it was cut or compacted) another session begins.
+    """
+    turns: dict[str, list[Row]] = {}
     for number, line in enumerate(lines, 1):
         if line.get("error"):
             continue
         about, metrics = line["metadata"], line["metrics"]
-        name = str(about.get("conversation_id") or about.get("x_request_id") or number)
-        sizes = [
-            _count(file, number, metrics.get(key) or {}, "value", key)
+        known = (about.get(key) for key in ("x_correlation_id", "conversation_id", "x_request_id"))
+        length, output = (
+            count(file, number, metrics.get(key) or {}, "value", key)
             for key in ("input_sequence_length", "output_sequence_length")
-        ]
-        times = [about.get(key, 0) / 1e9 for key in ("request_start_ns", "request_end_ns")]
-        turns.setdefault(name, []).append(
-            (int(about.get("turn_index") or 0), sizes[0], sizes[1], times[0], times[1])
         )
-    return [Session(name, tuple(_grown(name, sorted(rows)))) for name, rows in turns.items()]
-
-
-def _grown(name: str, rows: list[tuple[int, int, int, float, float]]) -> Iterator[Turn]:
-    context, ended = 0, rows[0][3]
-    for index, length, output, started, end in rows:
-        added = length - context
-        if added < 1:  # the history was cut: nothing of it can be taken as equal
-            raise UsageError(
-                f"{name}: turn {index} has {length} tokens of input after {context} of history",
-                fix="conversations whose history only grows",
-            )
-        yield Turn((Piece(f"{name}/{index}", added),), output, max(0.0, started - ended))
-        context, ended = length + output, end
+        row = Row(
+            index=int(about.get("turn_index") or 0),
+            input=length,
+            output=output,
+            began=about.get("request_start_ns", 0) / 1e9,
+            ended=about.get("request_end_ns", 0) / 1e9,
+            messages=tuple((int(name), int(size)) for name, size in about.get("messages", ())),
+        )
+        turns.setdefault(next((str(n) for n in known if n), str(number)), []).append(row)
+    by_start = {
+        name: sorted(rows, key=lambda r: (r.index, r.began)) for name, rows in turns.items()
+    }
+    return [found for name, rows in by_start.items() for found in grown(name, rows)]
 
 
 FORMATS: tuple[tuple[Callable[[Line], bool], Callable[[Path, list[Line]], list[Session]]], ...] = (
     (lambda line: "input_length" in line, mooncake),
     (lambda line: "metadata" in line and "metrics" in line, aiperf),
+    (lambda line: "requests" in line and "block_size" in line, agentx),
 )
 
 
@@ -136,10 +140,3 @@ def _lines(file: Path) -> Iterator[Line]:
             if not isinstance(found, dict):
                 raise UsageError(f"{file} line {number} is no JSON object")
             yield found
-
-
-def _count(file: Path, number: int, line: Line, key: str, name: str | None = None) -> int:
-    value = line.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool) or value < 1:
-        raise UsageError(f"{file} line {number}: {name or key} is {value!r}, not a count of tokens")
-    return int(value)

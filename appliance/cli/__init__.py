@@ -19,6 +19,7 @@ from appliance.cli import (
     bundles,
     care,
     container,
+    contexts,
     demo,
     machine,
     planning,
@@ -49,6 +50,7 @@ app.add_typer(upgrading.group, name="upgrade")
 tuning.register(app)
 sizing.register(app)
 app.add_typer(machine.group, name="preflight")
+contexts.register(bench.group)
 app.add_typer(bench.group, name="bench")
 app.add_typer(seating.group, name="capacity")
 app.add_typer(accuracy.group, name="accuracy")

@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
-import time
-from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from appliance import render
+from appliance.cli.loads import (
+    Headroom,
+    KeyFile,
+    Load,
+    Model,
+    NoIgnoreEos,
+    Out,
+    RecordPath,
+    Seed,
+    ShapeFile,
+    TargetSpeed,
+    TraceFile,
+    Url,
+)
 from appliance.errors import UsageError
 
-if TYPE_CHECKING:
-    from appliance.bench.capacity import Ask, Goal
-    from appliance.bench.measure import Target
-    from appliance.bench.record import Lengths, Stamp
-    from appliance.bench.turns import Shape
-    from appliance.cli.measured import Measured
-
 group = typer.Typer(help="Measure what a user feels.", no_args_is_help=True, rich_markup_mode=None)
-Out = Annotated[Path, typer.Option("--out", "-o", help="Folder of the record.", metavar="DIR")]
-RecordPath = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a record.")]
-Url = Annotated[
-    str | None, typer.Option(help="Another OpenAI-compatible server, up to /v1.", metavar="URL")
-]
-Model = Annotated[str | None, typer.Option(help="The model's name there.", metavar="NAME")]
-KeyFile = Annotated[Path | None, typer.Option(help="File with its API key.", metavar="FILE")]
-Seed = Annotated[int, typer.Option(help="Other sessions for another number.")]
-ShapeFile = Annotated[
-    Path | None, typer.Option("--shape", help="Lengths of turns as JSON.", metavar="FILE")
-]
-TraceFile = Annotated[
-    Path | None, typer.Option("--trace", help="A Mooncake or AIPerf trace.", metavar="FILE")
-]
-TargetSpeed = Annotated[float, typer.Option(help="Tokens per second and stream.")]
-Headroom = Annotated[float, typer.Option(help="p5 must reach the target times this.")]
-NoIgnoreEos = Annotated[
-    bool, typer.Option("--stop-at-end", help="Let answers end early (servers without ignore_eos).")
-]
 
 
 @group.command()
@@ -69,7 +53,7 @@ def capacity(
 
     goal = Goal(target, headroom, most)
     found = find(url, model, key_file, ignore_eos=not stop_at_end)
-    load = _Load(seed, shape, trace, think=False)
+    load = Load(seed, shape, trace, think=False)
     record = Record.create(out, load.stamp("capacity", goal, found))
     answer = measure_capacity(record, load.target(found))
     render.lines(report_lines(record))
@@ -78,8 +62,15 @@ def capacity(
 
 @group.command()
 def turns(
-    streams: Annotated[int, typer.Option(min=1, help="Streams at once.")] = 4,
-    count: Annotated[int, typer.Option("--turns", min=1, help="Turns in all.")] = 120,
+    streams: Annotated[
+        str, typer.Option(metavar="N[,N...]", help="Streams at once; several in turns.")
+    ] = "4",
+    count: Annotated[
+        int | None, typer.Option("--turns", min=1, help="Turns at each (default 120).")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=1, help="Or for about so long in all.")
+    ] = None,
     think: Annotated[
         bool, typer.Option("--think", help="Wait between turns, as people do.")
     ] = False,
@@ -92,55 +83,29 @@ def turns(
     trace: TraceFile = None,
     stop_at_end: NoIgnoreEos = False,
 ) -> None:
-    """Run agent turns at a fixed number of streams. Again: another block in the same record."""
-    from appliance.bench.capacity import Ask, Goal
-    from appliance.bench.measure import measure_turns
+    """Run agent turns at fixed numbers of streams. Again: more blocks in the same record."""
+    from appliance.bench.capacity import Goal
+    from appliance.bench.measure import fixed, measure_turns
     from appliance.bench.record import Record
     from appliance.bench.report import report_lines
     from appliance.cli.measured import find
 
+    asks = fixed(_numbers(streams), count, seconds)
     found = find(url, model, key_file, ignore_eos=not stop_at_end)
-    load = _Load(seed, shape, trace, think=think)
+    load = Load(seed, shape, trace, think=think)
     record = Record.create(out, load.stamp("turns", Goal(), found))
-    measure_turns(record, load.target(found), Ask(streams, count, streams))
+    measure_turns(record, load.target(found), *asks)
     render.lines(report_lines(record))
 
 
-@group.command()
-def context(
-    least: Annotated[int, typer.Option("--from", min=64, help="Shortest prompt, tokens.")] = 4096,
-    most: Annotated[
-        int | None, typer.Option("--to", help="Longest (default: what the server holds).")
-    ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Prompts of each length.")] = 3,
-    beside: Annotated[
-        int, typer.Option(help="Tokens a fourth stream reads beside three.")
-    ] = 131072,
-    out: Out = Path("context"),
-    url: Url = None,
-    model: Model = None,
-    key_file: KeyFile = None,
-    seed: Seed = 1,
-    stop_at_end: NoIgnoreEos = False,
-) -> int:
-    """Speed against context, first reads, cached prefixes. Exit code 3 without prefix caching."""
-    from appliance.bench.capacity import Goal
-    from appliance.bench.context import lengths_to, measure_context
-    from appliance.bench.context_report import context_lines, prefix_check
-    from appliance.bench.record import Record
-    from appliance.cli.measured import find
-
-    found = find(url, model, key_file, ignore_eos=not stop_at_end)
-    longest = most or found.context_tokens()
-    if longest is None:
-        raise UsageError("the server does not say how long a context it holds", fix="--to TOKENS")
-    lengths = lengths_to(min(least, longest), longest, repeats=repeats, beside=beside)
-    load = _Load(seed, None, None, think=False)
-    record = Record.create(out, load.stamp("context", Goal(), found, lengths))
-    measure_context(record, load.target(found))
-    render.lines(context_lines(record))
-    check = prefix_check(record)
-    return 3 if check is not None and check.works is False else 0
+def _numbers(text: str) -> list[int]:
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise UsageError(f"{text!r} are no numbers of streams", fix="--streams 1,2,4,6")
+    return found
 
 
 @group.command()
@@ -177,70 +142,3 @@ def compare(a: RecordPath, b: RecordPath) -> None:
     from appliance.bench.record import Record
 
     render.lines(compare_lines(Record(a), Record(b)))
-
-
-class _Load:
-    """What is sent: sessions of a shape by seed, or of a trace."""
-
-    def __init__(self, seed: int, shape: Path | None, trace: Path | None, *, think: bool) -> None:
-        from appliance.bench.traces import read_trace
-        from appliance.bench.turns import Shape, read_shape
-
-        if shape is not None and trace is not None:
-            raise UsageError("--shape and --trace exclude each other", fix="leave one out")
-        self.seed, self.think = seed, think
-        self.shape: Shape = Shape() if shape is None else read_shape(shape)
-        self.trace = None if trace is None else read_trace(trace)
-        self.trace_sha256 = (
-            None if trace is None else hashlib.sha256(trace.read_bytes()).hexdigest()
-        )
-
-    def stamp(
-        self, kind: str, goal: Goal, found: Measured, lengths: Lengths | None = None
-    ) -> Stamp:
-        from appliance.bench.record import Stamp
-        from appliance.bench.text import corpus
-
-        return Stamp.model_validate(
-            {
-                "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "release": _release(),
-                "kind": kind,
-                "goal": goal,
-                "model": found.endpoint.model,
-                "seed": self.seed,
-                "think": self.think,
-                "shape": self.shape,
-                "trace_sha256": self.trace_sha256,
-                "lengths": lengths,
-                "text_sha256": hashlib.sha256(corpus().encode()).hexdigest(),
-                "request": dict(found.endpoint.extra),
-                "host_digest": found.host_digest,
-                "plan_digest": found.plan_digest,
-            }
-        )
-
-    def target(self, found: Measured) -> Target:
-        from appliance.bench.measure import Target
-        from appliance.bench.traces import source
-
-        sessions = source(self.shape, self.seed, think=self.think, trace=self.trace)
-        return Target(found.endpoint, sessions, found.counters, found.engine, _said())
-
-
-def _release() -> str | None:
-    """The version of this package; None where it runs from a checkout that is not installed."""
-    try:
-        return version("moe-appliance")
-    except PackageNotFoundError:
-        return None
-
-
-def _said() -> Callable[[Ask, int], None]:
-    began = time.monotonic()
-
-    def say(ask: Ask, number: int) -> None:
-        after = render.duration(time.monotonic() - began)
-        render.say(f"[{after}] run {number}: {ask.turns} turns over {ask.streams} streams")
-
-    return say

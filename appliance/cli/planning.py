@@ -9,6 +9,7 @@ import typer
 
 from appliance import render
 from appliance.cli import options
+from appliance.plan.request import Policy
 
 group = typer.Typer(
     help="Which expert lives where, and why.", no_args_is_help=True, rich_markup_mode=None
@@ -23,15 +24,13 @@ Machine = Annotated[
 
 
 @group.command()
+@options.takes_policy
 def make(
     model: Annotated[Path, typer.Option(help="Folder of an EXL3 checkpoint.", metavar="DIR")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to write.")] = HERE,
     host: Machine = None,
-    tensor_parallel: options.TensorParallel = None,
-    expert_parallel: options.ExpertParallel = False,
-    streams: options.Streams = None,
-    context: options.Context = None,
-    host_share: options.HostShare = None,
+    *,
+    policy: Policy,
     heat: options.HeatFiles = None,
 ) -> None:
     """Read the headers and the machine, give every expert a home, write plan.json."""
@@ -42,13 +41,6 @@ def make(
     from appliance.serve.measured import with_kept_rates
     from appliance.settings import read_settings
 
-    policy = options.policy(
-        tensor_parallel=tensor_parallel,
-        expert_parallel=expert_parallel,
-        streams=streams,
-        context_tokens=context,
-        host_share=host_share,
-    )
     counts = options.heat(heat)
     with render.Progress("reading the checkpoint and the machine, planning"):
         checkpoint = read_checkpoint(model.absolute())

@@ -13,7 +13,7 @@ class LayerDemand:
 
     Beside `experts`: `heat`, expected reads a step if on the host, and `steady`, the share of
     picks in the topic that wants the expert least. `gains`: seconds of a step that the first,
-    second, ... expert on the device saves, never rising.
+    second, ... expert on the device saves, never rising. `known`: from counts, not assumed.
     """
 
     layer: int
@@ -22,6 +22,7 @@ class LayerDemand:
     heat: tuple[float, ...]
     steady: tuple[float, ...]
     gains: tuple[float, ...]
+    known: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from appliance.checkpoint.model import Checkpoint, ExpertShape, MoeLayer
 from appliance.errors import ApplianceError, UsageError
@@ -42,6 +43,7 @@ class Ask:
     host: str = "epyc-1p"
     expert_parallel: bool = False
     target: float = TARGET_TOKENS_PER_SECOND
+    kv_dtype: Literal["auto", "fp8"] = "auto"
 
     def __post_init__(self) -> None:
         for name in ("count", "host_bytes", "users", "context_tokens"):
@@ -103,6 +105,7 @@ def answer(checkpoint: Checkpoint, ask: Ask, heat: Heat | None = None) -> Answer
         streams=ask.users,
         context_tokens=ask.context_tokens,
         expert_parallel=ask.expert_parallel,
+        kv_dtype=ask.kv_dtype,
     )
     try:
         return Answer(ask, plan(made_up_host(ask), checkpoint, heat, policy))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from appliance.checkpoint.model import Checkpoint
 from appliance.errors import UnsupportedError
-from appliance.plan.budget import GIB, ON_HOST
+from appliance.plan.budget import GIB, ON_HOST, RESIDENT, SLOTS
 from appliance.plan.hardware import gpu_model, host_model
 from appliance.plan.model import Plan
 from appliance.plan.routing import Heat
@@ -198,6 +198,6 @@ def _options(checkpoint: Checkpoint, found: Answer, heat: Heat | None) -> list[s
 def _on_host(made: Plan) -> float:
     """Share of the experts' bytes that live on the host."""
     lines = [line for rank in made.ranks for line in rank.ledger]
-    away = sum(line.size_bytes for line in lines if line.part == ON_HOST)
-    held = sum(line.size_bytes for line in lines if line.part == "routed experts, resident")
-    return away / (away + held)
+    size = {part: sum(line.size_bytes for line in lines if line.part == part)
+            for part in (ON_HOST, RESIDENT, SLOTS)}  # fmt: skip
+    return (size[ON_HOST] - size[SLOTS]) / (size[ON_HOST] + size[RESIDENT])

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from appliance.errors import UsageError
 from appliance.plan.model import Plan
@@ -54,6 +55,9 @@ class Wishes:
     max_header_bytes: int = 32 << 10
     exl3_owner: str = OURS
     arena: Path | None = None  # a folder that `weights repack` wrote: host experts stay in it
+    tls: Literal["off", "generated", "own"] = "off"
+    certificate: Path | None = None
+    certificate_key: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,8 @@ class ServeSpec:
     start_limit_seconds: float
     drain_seconds: float
     clear_lead: float
+    certificate: Path | None = None
+    certificate_key: Path | None = None
 
     def command(self) -> str:
         """The command as a shell would take it. Holds no secret: keys are named by their files."""
@@ -99,9 +105,16 @@ def spec(plan: Plan, model: Path, plan_path: Path, wishes: Wishes, files: Files)
     model, plan_path = model.absolute(), plan_path.absolute()
     name = wishes.served_name or model.name
     load_seconds = _load_seconds(plan)
+    certificate, key = wishes.certificate, wishes.certificate_key
+    if wishes.tls == "generated":
+        certificate, key = files.certificate, files.certificate_key
     learned = None if plan.cache is None else files.learned(plan.made_from.checkpoint)
     return ServeSpec(
-        argv=_argv(plan, wishes, model=model, plan_path=plan_path, name=name, learned=learned),
+        argv=(
+            *_argv(plan, wishes, model=model, plan_path=plan_path, name=name, learned=learned),
+            *(() if certificate is None else ("--ssl-certfile", str(certificate))),
+            *(() if key is None else ("--ssl-keyfile", str(key))),
+        ),
         environment=_environment(plan, wishes, files),
         files=files,
         host=wishes.host,
@@ -115,6 +128,8 @@ def spec(plan: Plan, model: Path, plan_path: Path, wishes: Wishes, files: Files)
         start_limit_seconds=wishes.start_limit_seconds or _start_limit_seconds(plan),
         drain_seconds=wishes.drain_seconds,
         clear_lead=CLEAR_LEAD[plan.ranks[0].device],
+        certificate=certificate,
+        certificate_key=key,
     )
 
 
@@ -138,6 +153,7 @@ def _argv(
         *("--max-num-seqs", str(plan.serving.streams)),
         *("--max-num-batched-tokens", str(_batched_tokens(plan))),
         *("--kv-cache-memory-bytes", str(plan.serving.kv_cache_bytes)),
+        *("--kv-cache-dtype", "fp8") * (plan.serving.kv_cache_dtype == "fp8"),
         *("--tensor-parallel-size", str(plan.tensor_parallel)),
         *("--enable-expert-parallel",) * plan.expert_parallel,
         *_device_arguments(plan),

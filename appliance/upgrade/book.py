@@ -50,6 +50,7 @@ class Upgrade(Strict):
     ended: float | None = None
     outcome: Literal["running", "committed", "undone"] = "running"
     reason: str | None = None
+    proofs: tuple[str, ...] = ()  # what is measured before and after, besides the canary
 
 
 class Book(Strict):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPO), str(REPO / "kernels"), str(REPO / "tests" / "gpu")]
 
-from environment import engine_environment, write_plugin_metadata  # noqa: E402
+from environment import run_case, write_plugin_metadata  # noqa: E402
 
 PLANNED = "planned"
 
@@ -275,6 +274,7 @@ def main() -> int:
     parser.add_argument("--ep", action="store_true", help="expert parallel over the ranks")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="three small layers")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for a case")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     parser.add_argument("--make", action="store_true", help="only make the checkpoint")
     a = parser.parse_args()
@@ -298,16 +298,11 @@ def main() -> int:
     codes = []
     for case in a.only:
         log = a.work / f"{case}.log"
-        with log.open("w") as file:
-            done = subprocess.run(
-                [sys.executable, str(Path(__file__)), *sys.argv[1:], "--case", case],
-                env=engine_environment(a.work / "plugin"),
-                stderr=file,
-                check=False,
-            )
-        codes.append(done.returncode)
-        if done.returncode:
-            say(case=case, died=done.returncode, log=log.read_text().splitlines()[-30:])
+        command = [sys.executable, str(Path(__file__)), *sys.argv[1:], "--case", case]
+        code = run_case(command, log, a.work / "plugin", a.limit)
+        codes.append(code)
+        if code:
+            say(case=case, died=code, log=log.read_text().splitlines()[-30:])
     return int(any(codes))
 
 

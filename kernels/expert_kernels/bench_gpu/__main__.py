@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from expert_kernels.bench_gpu import (
     device_experts,
     host_experts,
+    lookup_rows,
     mixed_layers,
     prefill_layer,
     tuning,
@@ -27,6 +28,7 @@ CLAIMS: dict[str, Claim] = {
     "mixed_layers": mixed_layers.measure,
     "prefill_layer": prefill_layer.measure,
     "write_through": write_through.measure,
+    "lookup_rows": lookup_rows.measure,
     "tuning": tuning.measure,
 }
 

@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import statistics
+import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +45,17 @@ def test_every_stream_runs_its_share_and_the_speed_is_the_servers(timed: Serve) 
     assert statistics.median(speeds) == pytest.approx(200.0, rel=0.05)
     assert all(s.output_tokens == s.asked_tokens for s in counted)
     assert problems(counted) in ({}, {"stall": 1}, {"stall": 2})
+
+
+def test_by_time_every_stream_counts_what_it_began_in_time_and_at_least_one(timed: Serve) -> None:
+    url, kept = timed(2.0, 1.0), []  # about 60 ms a turn
+    began = time.monotonic()
+    loaded(url, kept).run(Ask(streams=3, turns=10**6, warm_turns=3, seconds=1.0))
+    assert time.monotonic() - began < 4
+    by_stream = Counter(s.stream for s in kept if s.role == "counted")
+    assert set(by_stream) == {0, 1, 2} and min(by_stream.values()) >= 3
+    loaded(url, kept := []).run(Ask(streams=2, turns=10**6, warm_turns=2, seconds=0.0))
+    assert Counter(s.stream for s in kept if s.role == "counted") == {0: 1, 1: 1}
 
 
 def test_the_history_grows_with_the_answers(timed: Serve) -> None:

@@ -113,13 +113,47 @@ def test_a_conversation_of_aiperf_grows_turn_by_turn_with_its_pauses(tmp_path: P
     assert [t.think_seconds for t in session.turns] == [0.0, 1.5]
 
 
+def test_a_history_that_was_cut_begins_another_session(tmp_path: Path) -> None:
+    rows = [aiperf_row(0, 500, 9, 1, 2), aiperf_row(1, 400, 9, 3, 4), aiperf_row(2, 450, 9, 5, 6)]
+    first, second = read_trace(write(tmp_path / "a.jsonl", rows))
+    assert [t.pieces[0].tokens for t in first.turns] == [500]
+    assert [t.pieces[0].tokens for t in second.turns] == [400, 41]
+    assert not {p.key for t in first.turns for p in t.pieces} & {
+        p.key for t in second.turns for p in t.pieces
+    }
+
+
+def request(t: float, length: int, out: int, ids: list[int], **more: object) -> dict[str, object]:
+    made: dict[str, object] = {"t": t, "type": "s", "model": "m", "in": length, "out": out}
+    return made | {"hash_ids": ids, "api_time": 2.0} | more
+
+
+def test_a_corpus_of_agentx_gives_growing_sessions_and_those_of_subagents(tmp_path: Path) -> None:
+    inner = [request(0.0, 70, 10, [9]), request(3.0, 120, 0, [9, 10], think_time=0.5)]
+    agent = {"t": 4.0, "type": "subagent", "agent_id": "agent_001", "requests": inner}
+    outer = [
+        request(0.0, 200, 50, [1, 2, 3, 4]),
+        request(5.0, 300, 20, [1, 2, 3, 5, 6]),  # the fourth block was not full
+        agent,
+        request(9.0, 330, 20, [1, 7, 8, 9, 10, 11]),  # compacted: only the first block is kept
+    ]
+    trace = {"id": "t1", "models": ["m"], "block_size": 64, "hash_id_scope": "local"}
+    sub, first, second = read_trace(write(tmp_path / "x.jsonl", [trace | {"requests": outer}]))
+    assert [t.pieces[0].tokens for t in first.turns] == [200, 50]
+    assert [t.think_seconds for t in first.turns] == [0.0, 3.0]
+    assert [t.pieces[0].tokens for t in second.turns] == [330]
+    assert "agent_001" in sub.name and [t.output_tokens for t in sub.turns] == [10, 1]
+    assert [t.think_seconds for t in sub.turns] == [0.0, 0.5]
+
+
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
         ([{"prompt": 1}], "no known format"),
         ([{**MOONCAKE[0], "input_length": 9000}], "3 blocks of 512"),
         ([MOONCAKE[0], {**MOONCAKE[0], "output_length": None}], "line 2: output_length is None"),
-        ([aiperf_row(0, 500, 9, 1, 2), aiperf_row(1, 400, 9, 3, 4)], "400 tokens of input after"),
+        ([{"id": "t", "block_size": 64, "requests": [{"type": "n", "in": 0}]}], "in is 0"),
+        ([{"id": "t", "block_size": 64, "requests": []}], "no requests"),
         ([], "no requests"),
     ],
 )

@@ -1,9 +1,12 @@
 """bench and capacity on the command line."""
 
 import json
+import re
+import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -78,14 +81,14 @@ def test_seats_that_make_no_sense_are_refused(appliance, words, expected):
 
 def test_capacity_of_a_server_is_found_kept_and_reported_again(appliance, server, shape, tmp_path):
     out = tmp_path / "record"
-    words = ("--url", server, "--model", "fine", "--shape", shape, "--out", out, "--target", 300)
+    words = ("--url", server, "--model", "fine", "--shape", shape, "--out", out, "--target", 100)
     said = appliance("bench", "capacity", *words, "--most", 2)
     assert said.code == 0, said.err
-    assert "2 streams or more: the limit was reached hold p5 >= 300 x 1.1 = 330" in said.out
+    assert "2 streams or more: the limit was reached hold p5 >= 100 x 1.1 = 110" in said.out
     svg = tmp_path / "plot.svg"
     again = appliance("bench", "report", out, "--svg", svg)
     assert again.out.startswith(said.out)
-    assert "| = 330 tokens per second" in again.out and svg.read_text().startswith("<svg")
+    assert "| = 110 tokens per second" in again.out and svg.read_text().startswith("<svg")
 
 
 def test_turns_of_two_runs_compare(appliance, server, shape, tmp_path):
@@ -97,6 +100,21 @@ def test_turns_of_two_runs_compare(appliance, server, shape, tmp_path):
         assert said.code == 0, said.err
     said = appliance("bench", "compare", tmp_path / "a", tmp_path / "b")
     assert said.code == 0 and "4 streams, p5:" in said.out and "one start each" in said.out
+
+
+def test_several_numbers_of_streams_run_in_turns_for_a_time(appliance, server, shape, tmp_path):
+    words = ("--url", server, "--model", "fine", "--shape", shape, "--out", tmp_path / "r")
+    began = time.monotonic()
+    said = appliance("bench", "turns", "--streams", "1,2,4", "--seconds", 3, *words)
+    assert said.code == 0, said.err
+    assert time.monotonic() - began < 12
+    written = (tmp_path / "r" / "blocks.jsonl").read_text().splitlines()
+    blocks = [json.loads(line) for line in written]
+    assert [block["ask"]["streams"] for block in blocks] == [1, 2, 4, 4, 2, 1]
+    assert [line.split()[0] for line in said.out.splitlines()[1:4]] == ["1", "2", "4"]
+    again = appliance("bench", "report", tmp_path / "r")
+    assert again.out.startswith(said.out)
+    assert appliance("bench", "turns", "--streams", "1,x", *words).code == 2
 
 
 def test_without_an_appliance_and_without_a_url_it_says_what_to_do(appliance, tmp_path):
@@ -112,3 +130,26 @@ def test_contexts_of_a_server_are_measured_and_reported_again(appliance, server,
     assert appliance("bench", "report", tmp_path / "c").out == said.out
     words = ("--url", server, "--from", 500, "--to", 600, "--repeats", 1, "--out", tmp_path / "d")
     assert appliance("bench", "context", *words, "--model", "no-cache").code == 3
+
+
+def test_a_recorded_session_is_replayed_as_a_trace(appliance, server, tmp_path):
+    file = tmp_path / "s.jsonl"
+    command = [sys.executable, "-m", "appliance.cli", "bench", "record", "--to", server]
+    command += ["--port", "0", "--out", str(file)]
+    proxy = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    url = re.search(r"http://127\.0\.0\.1:\d+/v1", proxy.stderr.readline()).group()
+    body = {"model": "fine", "max_tokens": 20, "stream": True}
+    body["messages"] = [{"role": "user", "content": "giraffe one two"}]
+    asked = urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode())
+    with urllib.request.urlopen(asked, timeout=20) as answer:
+        assert b"[DONE]" in answer.read()
+    until = time.monotonic() + 20
+    while not file.exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    proxy.send_signal(signal.SIGINT)
+    assert "1 requests kept" in proxy.communicate(timeout=20)[1]
+    assert "giraffe" not in file.read_text()
+    words = ("--url", server, "--model", "fine", "--trace", file, "--out", tmp_path / "t")
+    said = appliance("bench", "turns", "--streams", 1, "--turns", 3, *words)
+    assert said.code == 0, said.err
