@@ -116,7 +116,7 @@ def main(count: int, folder: Path) -> int:
     })  # fmt: skip
     code, text = lab.run("weights", "synth", str(folder / "a"))
     assert code == 0, text
-    context = 32768
+    context = 8192
     code, text = lab.run("up", "--detach", "--model", str(folder / "a"), "--name", "a",
                          "--context", str(context), "--streams", "8")  # fmt: skip
     assert code == 0, text
