@@ -13,6 +13,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -67,18 +69,14 @@ def long_prefill(key: str, context: int) -> bool:
     count, took, length = 1, 0.0, context - 8
     outcomes = [FINISHED]
     while took < LONG_SECONDS and count <= 64 and set(outcomes) == {FINISHED}:
-        outcomes = []
-
-        def read(number: int) -> None:
-            prompt = [4 + (7 * i + 31 * number + 97 * count) % 900 for i in range(length)]
-            outcomes.append(ask("127.0.0.1", PORT, key, body(prompt, 1), whole(1)))
-
+        prompts = [
+            [4 + (7 * i + 31 * number + 97 * count) % 900 for i in range(length)]
+            for number in range(count)
+        ]
         started = time.monotonic()
-        readers = [threading.Thread(target=read, args=(n,)) for n in range(count)]
-        for reader in readers:
-            reader.start()
-        for reader in readers:
-            reader.join()
+        with ThreadPoolExecutor(count) as readers:
+            asked = partial(ask, "127.0.0.1", PORT, key, whole=whole(1))
+            outcomes = list(readers.map(asked, [body(prompt, 1) for prompt in prompts]))
         took = time.monotonic() - started
         print(f"{count} prompts of {length} tokens read: {outcomes} in {took:.1f} s", flush=True)
         count *= 2
