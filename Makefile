@@ -4,7 +4,7 @@ BIN := .venv/bin
 PINS := $(wildcard constraints/*.txt) pyproject.toml constraints/install.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check lint test soak image kernels check-image fmt golden setup clean
+.PHONY: help demo check lint test soak bench-gpu image kernels check-image check-node fmt golden setup clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -34,6 +34,9 @@ kernels: ## compile the GPU kernels once, into image/kernels (needs Docker; then
 check-image: .venv/dev image/wheels/.torch ## build the image, run it, test it, in a Docker engine of its own
 	@image/tests/run.sh
 
+check-node: .venv/dev image/wheels/.torch ## the chart on a Kubernetes node of its own (KUBE: its binaries)
+	@image/tests/run.sh node
+
 # Whatever build of torch this machine's pip chooses, and not what pip in a container would.
 image/wheels/.torch: constraints/engine-cpu.in
 	@$(PYTHON) -m pip download --quiet --no-deps --dest image/wheels \
@@ -45,6 +48,12 @@ soak: .venv/dev ## weights killed and disks filled hundreds of times, 200 upgrad
 	@$(BIN)/python tests/soak/weights_speed.py
 	@MOE_APPLIANCE_SOAK=200 $(BIN)/pytest -q tests/appliance/upgrade
 	@$(BIN)/python tests/soak/upgrades.py
+	@$(BIN)/python tests/soak/drain.py
+
+# With the Python that has the GPU's torch: PYTHON=... if that is not python3.
+bench-gpu: ## on a GPU: the kernels checked, then each claim beside its ceiling (3 minutes)
+	@PYTHONPATH=kernels $(PYTHON) -m expert_kernels.gpu_check
+	@PYTHONPATH=kernels $(PYTHON) -m expert_kernels.bench_gpu
 
 fmt: .venv/dev ## fix format and simple style
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .

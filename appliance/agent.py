@@ -55,6 +55,7 @@ class Agent:
         self.state: State | None = None
         self.hang: Hang | None = None  # the one that is being dealt with
         self.last_finding: str | None = None
+        self.sample: Sample | None = None  # the last look at the engine's progress
         self.restarts = 0
         self.held = False  # a failed start stays up to be looked at
         self.exposition = ""  # the engine's own metrics, as last read
@@ -95,6 +96,9 @@ class Agent:
             "message": self._reason(),
             "restarts": self.restarts,
             "last_finding": self.last_finding,
+            "held": self.held,
+            "steps": None if self.sample is None else self.sample.steps,
+            "queued": None if self.sample is None else self.sample.queued,
         }
         fine = {
             "/healthz": True,
@@ -119,7 +123,8 @@ class Agent:
             if state is None or state.phase not in SERVING:
                 self._watch.forget()
                 continue
-            hang = self._watch.see(self._sample(state))
+            self.sample = self._sample(state)
+            hang = self._watch.see(self.sample)
             if hang is not None and self.hang is None:
                 self.hang, self.last_finding = hang, hang.words
                 end_engine(state)
@@ -128,7 +133,7 @@ class Agent:
         at = time.monotonic()
         try:
             key = first_key(self._files.control_key)
-            client = Client(state.host, state.port, key, timeout_seconds=ANSWER_SECONDS)
+            client = Client(state.host, state.port, key, state.certificate, ANSWER_SECONDS)
             self.exposition = client.text("/metrics")
             sample = read_sample(self.exposition, at)
             in_flight = client.get("/gateway/state")["in_flight"]

@@ -36,6 +36,8 @@ PASSED_ON = (
 SUFFIXES = ("", "_bucket", "_sum", "_count", "_created")
 _FAMILY = re.compile(r"^(?:# (?:HELP|TYPE) )?([a-zA-Z_:][a-zA-Z0-9_:]*)")
 HOMES: tuple[Home, ...] = ("device", "host")
+PLACES = ("device", "slot", "host")  # where a pick was read, as the engine's counters say it
+LAYER_GROUPS = 8
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,34 @@ def of_engine(facts: Facts) -> Iterator[Metric]:
     yield from (picks, read, held)
 
 
+def of_layers(facts: Facts) -> Iterator[Metric]:
+    """By groups of neighbouring layers: their number is bounded whatever the model."""
+    if facts.engine is None:
+        return
+    picks = Metric("layer_picks_total", "Routed picks by layers and where they were read: on the"
+                   " device, in a cache slot (a hit), on the host (cold).", "counter")  # fmt: skip
+    read = Metric("layer_host_read_bytes_total", "Bytes that crossed from the host, by layers.",
+                  "counter")  # fmt: skip
+    promotions = Metric("promotions_total", "Experts that moved into a cache slot.", "counter")
+    for rank in facts.engine["ranks"]:
+        for name, rows in groups(rank["layers"]):
+            for place in PLACES:
+                picks.add(sum(row[place] for row in rows), rank=rank["rank"], layers=name,
+                          place=place)  # fmt: skip
+            read.add(sum(row["host_bytes_read"] for row in rows), rank=rank["rank"], layers=name)
+        promotions.add(rank["promotions"], rank=rank["rank"])
+    yield from (picks, read, promotions)
+
+
+def groups(layers: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+    """At most LAYER_GROUPS of (name such as "0-4", the rows of those layers)."""
+    numbers = sorted(map(int, layers))
+    size = -(-len(numbers) // LAYER_GROUPS)
+    for start in range(0, len(numbers), max(size, 1)):
+        part = numbers[start : start + size]
+        yield f"{part[0]}-{part[-1]}", [layers[str(number)] for number in part]
+
+
 def of_state(facts: Facts) -> Iterator[Metric]:
     phase = Metric("phase", "1 for the phase the appliance is in.")
     yield Metric("engine_hung", "1 while the engine makes no progress.").add(int(facts.hung))
@@ -188,6 +218,7 @@ COLLECTORS: dict[str, Callable[[Facts], Iterator[Metric]]] = {
     "findings": of_findings,
     "plan": of_plan,
     "engine": of_engine,
+    "layers": of_layers,
     "state": of_state,
     "upgrade": of_upgrade,
 }

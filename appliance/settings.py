@@ -44,6 +44,9 @@ class Settings(BaseModel):
     weights_public_key: Path | None = Field(
         None, description="file of minisign public keys; then unsigned weights are refused"
     )
+    weights_arena: Path | None = Field(
+        None, description="folder that `weights repack` wrote; host experts are read there in place"
+    )
     model: Path | None = Field(None, description="folder of the checkpoint to serve")
     plan: Path | None = Field(None, description="serve this plan.json instead of making one")
     served_name: str | None = Field(None, description="name of the model in the API")
@@ -62,6 +65,11 @@ class Settings(BaseModel):
     device: Literal["cuda", "cpu"] | None = Field(
         None, description="refuse to serve on anything else; default: what the plan says"
     )
+    tls: Literal["off", "generated", "own"] = Field(
+        "off", description="speak TLS: with a certificate made here, or with your own"
+    )
+    tls_certificate: Path | None = Field(None, description="your certificate, PEM; for tls=own")
+    tls_key: Path | None = Field(None, description="its key, PEM, without a password; for tls=own")
     exl3_owner: str = Field(
         "appliance",
         description="the vLLM plugin that owns the method exl3; no other than ours obeys a plan",
@@ -87,6 +95,10 @@ class Settings(BaseModel):
     )
     release: str | None = Field(None, description="the release in this image; set by the image")
     image_digest: str | None = Field(None, description="the image's digest, where known")
+    image_public_key: Path | None = Field(
+        None,
+        description="minisign's public keys: `upgrade --at` refuses images none of them signed",
+    )
     record: str | None = Field(
         None, description="which deployment this container was started as; set by `upgrade`"
     )
@@ -117,11 +129,25 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         if value:  # compose passes what nobody set as an empty string
             values[field] = value
     try:
-        return Settings.model_validate(values)
+        return _consistent(Settings.model_validate(values))
     except ValidationError as error:
         first = error.errors()[0]
         variable = PREFIX + str(first["loc"][0]).upper()
         raise UsageError(f"{variable}={first['input']}: {first['msg']}") from error
+
+
+def _consistent(settings: Settings) -> Settings:
+    given = (settings.tls_certificate, settings.tls_key)
+    if settings.tls == "own" and None in given:
+        raise UsageError(
+            "APPLIANCE_TLS is own, and certificate or key is missing",
+            fix="set APPLIANCE_TLS_CERTIFICATE and APPLIANCE_TLS_KEY, or APPLIANCE_TLS=generated",
+        )
+    if settings.tls != "own" and given != (None, None):
+        raise UsageError(
+            f"a certificate is given and APPLIANCE_TLS is {settings.tls}", fix="APPLIANCE_TLS=own"
+        )
+    return settings
 
 
 def read_network(settings: Settings, environ: Mapping[str, str] | None = None) -> Network:

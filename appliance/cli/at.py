@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from appliance.upgrade.helm import Helm
     from appliance.upgrade.here import Here
     from appliance.upgrade.run import Runner
+    from appliance.upgrade.steps import Proof
 
 At = Annotated[
     str | None,
@@ -36,6 +37,7 @@ LIMIT_SECONDS = 3600.0
 
 def runner_at(at: str | None, chart: Path | None, compose_file: Path) -> Runner:
     """The upgrades of one appliance: each has a record of its own in the state directory."""
+    from appliance.cli.proofs import proof_of
     from appliance.upgrade.run import Runner
 
     settings = read_settings()
@@ -44,7 +46,12 @@ def runner_at(at: str | None, chart: Path | None, compose_file: Path) -> Runner:
         render.say(f"upgrade: {words}")
 
     if at is None:
-        return Runner(_here(settings), files_of(settings).folder, tell=tell)
+        folder = files_of(settings).folder
+
+        def prover(text: str, started: float) -> Proof:
+            return proof_of(text, folder / "proofs" / f"{started:.0f}")
+
+        return Runner(_here(settings), folder, tell=tell, prover=prover)
     from appliance.serve.state import Files, make_folder
     from appliance.upgrade.away import Away
 
@@ -52,7 +59,8 @@ def runner_at(at: str | None, chart: Path | None, compose_file: Path) -> Runner:
     files = Files.of(settings.state_dir / "at" / at.replace(":", "-").replace("/", "-"))
     make_folder(files)
     limit = settings.start_limit_seconds or LIMIT_SECONDS
-    return Runner(Away(place, settings.drain_seconds, limit), files.folder, tell=tell)
+    world = Away(place, settings.drain_seconds, limit, settings.image_public_key)
+    return Runner(world, files.folder, tell=tell)
 
 
 def place_at(at: str, chart: Path | None, compose_file: Path, settings: Settings) -> Compose | Helm:

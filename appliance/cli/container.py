@@ -161,6 +161,9 @@ def canary(
     host: Annotated[str, typer.Argument(help="Where the API is.")] = "127.0.0.1",
     port: Annotated[int, typer.Argument()] = 8000,
     keys: Annotated[Path | None, typer.Option(help="File of API keys.")] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="The server's certificate, where it speaks TLS.")
+    ] = None,
 ) -> int:
     """Ask the running appliance the same thing twice: a greedy answer must come, and be the same.
 
@@ -168,6 +171,9 @@ def canary(
     """
     from appliance.serve.canary import ask_twice
 
-    tokens = ask_twice(host, port, keys or files_of(read_settings()).keys)
+    settings = read_settings()
+    files = files_of(settings)
+    usual = {"off": None, "generated": files.certificate, "own": settings.tls_certificate}
+    tokens = ask_twice(host, port, keys or files.keys, certificate or usual[settings.tls])
     render.say(f"two greedy answers of {tokens} tokens agree; no key, no answer")
     return 0

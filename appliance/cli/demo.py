@@ -50,7 +50,7 @@ def demo(
         state = start(files, model, port)
     else:
         render.say(f"an earlier demo still serves on port {state.port}")
-    ask(Client(state.host, state.port, first_key(files.keys)))
+    ask(Client(state.host, state.port, first_key(files.keys), state.certificate))
     say_where(files, state)
 
 

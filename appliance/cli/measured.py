@@ -119,7 +119,9 @@ def _appliance(files: Files, model: str | None, extra: dict[str, bool]) -> Measu
         endpoint=Endpoint(f"{state.url}/v1", model or state.served_name, key, extra=extra),
         counters=lambda: _counters(files),
         engine=engine,
-        context_tokens=lambda: _context_tokens(Client(state.host, state.port, key), "/v1/models"),
+        context_tokens=lambda: _context_tokens(
+            Client(state.host, state.port, key, state.certificate), "/v1/models"
+        ),
         host_digest=plan.made_from.host,
         plan_digest=state.plan_digest,
         weights_digest=plan.made_from.checkpoint,
@@ -141,5 +143,7 @@ def _counters(files: Files) -> dict[str, float] | None:
         "host_picks": sum(rank["picks"]["host"] for rank in ranks),
         "picks": sum(sum(rank["picks"].values()) for rank in ranks),
     }
-    client = Client(found.state.host, found.state.port, first_key(files.control_key))
+    client = Client(
+        found.state.host, found.state.port, first_key(files.control_key), found.state.certificate
+    )
     return counted | _prefix_counters(client)

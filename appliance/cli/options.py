@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from appliance import render
+from appliance.plan.request import Policy
+from appliance.settings import read_settings
 
 if TYPE_CHECKING:
-    from appliance.plan.request import Policy
     from appliance.plan.routing import Heat
     from preflight import Host
     from preflight.answers import Source
@@ -28,6 +32,18 @@ Streams = Annotated[
 ]
 Context = Annotated[
     int | None, typer.Option(help="Longest conversation in tokens.", metavar="TOKENS")
+]
+Conversations = Annotated[
+    int | None,
+    typer.Option(help="Contexts the KV cache keeps (default: twice the streams).", metavar="N"),
+]
+KvDtype = Annotated[
+    Literal["auto", "fp8"],
+    typer.Option(help="Values of the KV cache: fp8 takes half of 16 bits."),
+]
+CacheSlots = Annotated[
+    int | None,
+    typer.Option(help="Slots a layer that follow the traffic (default: chosen).", metavar="N"),
 ]
 HostShare = Annotated[
     float | None,
@@ -55,9 +71,56 @@ HeatFiles = Annotated[
 
 def policy(**wishes: Any) -> Policy:
     """The planner's request; what is None is left to the planner's default."""
-    from appliance.plan.request import Policy
-
     return Policy(**{name: value for name, value in wishes.items() if value is not None})
+
+
+def _asked(
+    tensor_parallel: TensorParallel = None,
+    expert_parallel: ExpertParallel = False,
+    streams: Streams = None,
+    conversations: Conversations = None,
+    context: Context = None,
+    kv_dtype: KvDtype = "auto",
+    host_share: HostShare = None,
+    cache_slots: CacheSlots = None,
+) -> Policy:
+    """What is asked of the planner: one table for every command that plans.
+
+    What the command line does not say, the settings do, as in a container.
+    """
+    settings = read_settings()
+    said = {
+        "tensor_parallel": tensor_parallel,
+        "streams": streams,
+        "context_tokens": context,
+        "host_share": host_share,
+    }
+    settled = {k: getattr(settings, k) if value is None else value for k, value in said.items()}
+    return policy(
+        device=settings.device,
+        expert_parallel=expert_parallel,
+        conversations=conversations,
+        kv_dtype=kv_dtype,
+        cache_slots=cache_slots,
+        **settled,
+    )
+
+
+def takes_policy(command: Callable[..., int | None]) -> Callable[..., int | None]:
+    """A command whose parameter `policy` becomes the options of `_asked`, in its place."""
+    table = inspect.signature(_asked, eval_str=True).parameters
+    parameters: list[inspect.Parameter] = []
+    for name, own in inspect.signature(command, eval_str=True).parameters.items():
+        parameters += table.values() if name == "policy" else [own]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> int | None:
+        wishes = {name: given.pop(name) for name in table}
+        return command(policy=_asked(**wishes), **given)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
 
 
 def heat(files: list[Path] | None) -> Heat | None:

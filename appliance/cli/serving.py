@@ -14,6 +14,7 @@ import typer
 from appliance import render
 from appliance.cli import options
 from appliance.cli.watch import watched
+from appliance.plan.request import Policy
 from appliance.settings import Settings, inherited_environment, read_settings
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ HostName = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(up)
+    app.command()(options.takes_policy(up))
     app.command()(status)
     app.command()(logs)
     app.command()(down)
@@ -54,12 +55,16 @@ def wishes_of(
         engine_python=settings.engine_python,
         host=host or settings.host,
         port=port or settings.port,
-        served_name=name,
+        served_name=name or settings.served_name,
         drain_seconds=settings.drain_seconds,
         start_limit_seconds=settings.start_limit_seconds,
         max_body_bytes=settings.gateway_max_body_bytes,
         max_header_bytes=settings.gateway_max_header_bytes,
         exl3_owner=settings.exl3_owner,
+        arena=settings.weights_arena,
+        tls=settings.tls,
+        certificate=settings.tls_certificate,
+        certificate_key=settings.tls_key,
     )
 
 
@@ -73,11 +78,8 @@ def up(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the engine's exact command; start nothing.")
     ] = False,
-    tensor_parallel: options.TensorParallel = None,
-    expert_parallel: options.ExpertParallel = False,
-    streams: options.Streams = None,
-    context: options.Context = None,
-    host_share: options.HostShare = None,
+    *,
+    policy: Policy,
     heat: options.HeatFiles = None,
     ignore: options.Ignore = None,
 ) -> int:
@@ -88,15 +90,15 @@ def up(
     from appliance.serve.prepare import Request, prepare
 
     settings = read_settings()
-    policy = options.policy(
-        tensor_parallel=tensor_parallel,
-        expert_parallel=expert_parallel,
-        streams=streams,
-        context_tokens=context,
-        host_share=host_share,
+    ignored = (*(ignore or ()), *filter(None, settings.ignore_checks.split(",")))
+    request = Request(
+        model or settings.model,
+        plan or settings.plan,
+        policy,
+        options.heat(heat),
+        dry_run,
+        ignored,
     )
-    ignored = tuple(ignore or ())
-    request = Request(model, plan, policy, options.heat(heat), dry_run, ignored)
     wishes = wishes_of(settings, host=host, port=port, name=name)
     with render.Progress("reading the checkpoint, the machine and the plan"):
         prepared = prepare(request, wishes, files_of(settings))
@@ -171,19 +173,21 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
 
 def status(json: options.Json = False) -> int:
     """What runs, since when, where every expert lives, what crossed from host memory."""
-    from appliance.cli.view import status_rows
+    from appliance.cli.view import now_of, status_rows
     from appliance.serve import local
 
-    found = local.status(files_of(read_settings()))
+    settings = read_settings()
+    found = local.status(files_of(settings))
     if found is None:
         if json:
             render.as_json(None)
         render.say("nothing was ever started from this state directory")
         return 3
+    now = now_of(found, settings)
     if json:
-        render.as_json(found.as_json())
+        render.as_json({**found.as_json(), **now})
     else:
-        render.table(status_rows(found))
+        render.table(status_rows(found, now))
     return 0 if found.is_serving else 3
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from appliance import render
 from appliance.cli import options
+from appliance.cli.models import checkpoint_of, write_listing
 from appliance.errors import UsageError
-
-if TYPE_CHECKING:
-    from appliance.checkpoint.model import Checkpoint
 
 HANGING = 14
 
@@ -23,9 +20,20 @@ def register(app: typer.Typer) -> None:
     app.command()(size)
 
 
+def _show_hardware(asked: bool) -> None:
+    from appliance.plan.hardware import hardware_lines
+
+    if asked:
+        render.lines(hardware_lines())
+        raise typer.Exit
+
+
 def size(
     model: Annotated[
-        str, typer.Argument(help="Folder of a checkpoint, or the name of a known model.")
+        str,
+        typer.Argument(
+            help="Folder, manifest or listing of a checkpoint, or a known model's name."
+        ),
     ],
     gpu: Annotated[list[str], typer.Option(help="Card: rtx-pro-6000, h200, ...", metavar="NAME")],
     count: Annotated[list[int], typer.Option(help="Cards.", metavar="N")],
@@ -44,7 +52,23 @@ def size(
     target: Annotated[
         float | None, typer.Option(help="Tokens a second each user wants (default 40).")
     ] = None,
+    kv_dtype: options.KvDtype = "auto",
     heat: options.HeatFiles = None,
+    listing: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write what the headers say to FILE, which MODEL may be.", metavar="FILE"
+        ),
+    ] = None,
+    hardware: Annotated[
+        bool,
+        typer.Option(
+            "--hardware",
+            help="Show the cards and hosts there are, with their sources.",
+            is_eager=True,
+            callback=_show_hardware,
+        ),
+    ] = False,
     compare: Annotated[
         bool,
         typer.Option("--compare", help="Options side by side: repeat --gpu, --count, --users, ..."),
@@ -62,7 +86,7 @@ def size(
     asks = [
         Ask(gpu=card, count=cards, host_bytes=bytes_from(memory), users=people,
             context_tokens=tokens, host=box, expert_parallel=expert_parallel,
-            target=TARGET_TOKENS_PER_SECOND if target is None else target)
+            target=TARGET_TOKENS_PER_SECOND if target is None else target, kv_dtype=kv_dtype)
         for card, cards, memory, people, tokens
         in product(gpu, count, host_ram, users or [6], contexts)
     ]  # fmt: skip
@@ -75,7 +99,9 @@ def size(
         )
     counts = options.heat(heat)
     with render.Progress(f"reading the headers of {model}"):
-        checkpoint = _headers(model)
+        checkpoint = checkpoint_of(model)
+    if listing is not None:
+        write_listing(checkpoint, listing)
     with render.Progress("planning"):
         lines = (
             compare_lines(checkpoint, asks, counts)
@@ -84,23 +110,3 @@ def size(
         )
     # Rows of a table stay whole; sentences hang below their first word.
     render.lines(lines if compare else render.wrapped(lines, HANGING))
-
-
-def _headers(model: str) -> Checkpoint:
-    """The checkpoint of a folder, else of a known model, whose headers are made for the moment."""
-    from appliance.checkpoint.exl3 import read_checkpoint
-    from appliance.checkpoint.synth.headers import MODELS, headers_only
-
-    path = Path(model)
-    if path.is_dir():
-        return read_checkpoint(path.absolute())
-    if model not in MODELS:
-        known = ", ".join(MODELS)
-        what = "a file" if path.exists() else "neither a folder nor a known model"
-        raise UsageError(
-            f"{model} is {what}: headers are needed to plan it",
-            fix=f"a folder (weights synth DIR --headers-only MODEL makes one), or one of {known}",
-        )
-    with TemporaryDirectory() as aside:
-        headers_only(Path(aside) / model, model)
-        return read_checkpoint(Path(aside) / model)

@@ -148,18 +148,14 @@ def serve(
 
 
 def say_whether_it_fits(checkpoint: Checkpoint) -> None:
-    """Whether this machine could serve it; a box that only hands weights on need not."""
-    from appliance.errors import PlanError, UnsupportedError
-    from appliance.plan.planner import plan
+    """The verdict of `size` on this machine; a box that only hands weights on need not serve."""
+    from appliance.plan.sizing import Load
+    from appliance.plan.sizing_report import lines_here
 
     experts, size = checkpoint.expert_count, render.size(checkpoint.size_bytes)
-    render.say(f"{checkpoint.family}: {experts:,} routed experts, {size}")
-    try:
-        plan(options.machine(None), checkpoint, None, options.policy())
-    except (PlanError, UnsupportedError) as problem:
-        render.say(f"warning: this machine cannot serve it: {problem.message}")
-    else:
-        render.say("this machine can serve it: appliance plan make says how")
+    render.say(f"{checkpoint.family}: {experts:,} routed experts, {size}; on this machine:")
+    for line in lines_here(checkpoint, options.machine(None), Load()):
+        render.say(f"  {line}")
 
 
 def say_verdict(verdict: Verdict, releases: list[str], json: bool) -> None:

@@ -40,11 +40,32 @@ def run(
     at: At = None,
     chart: ChartAt = None,
     compose_file: ComposeAt = COMPOSE,
+    signature: Annotated[
+        Path | None,
+        typer.Option(help="minisign's signature of the image's digest.", metavar="FILE"),
+    ] = None,
+    prove: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Also measure before and after: speed:STREAMS:TURNS[:SHAPE] (p5 within 5 %), "
+            "accuracy:ITEMS:FILE (answers not worse). May be given twice.",
+            metavar="WHAT",
+        ),
+    ] = None,
 ) -> int:
     """Pull, verify, check, plan, drain, switch, prove, commit. Exit code 3 where it went back."""
+    from appliance.cli.proofs import proof_of
+
     runner = runner_at(at, chart, compose_file)
+    if prove and at is not None:
+        raise UsageError("--prove measures this host's own appliance", fix="leave out --at")
+    for one in prove or ():
+        proof_of(one, runner.folder)  # refused now, not after the old deployment was measured
     current = _adopted(runner)
-    return _told(runner.upgrade(_wanted(runner, current, release, model, plan, image)))
+    wanted = _wanted(runner, current, release, model, plan, image)
+    if signature is not None:
+        wanted = wanted.model_copy(update={"image_signature": signature.read_text()})
+    return _told(runner.upgrade(wanted, prove or ()))
 
 
 @group.command("plan")

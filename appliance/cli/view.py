@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from appliance.render import duration, size
@@ -20,11 +22,59 @@ if TYPE_CHECKING:
 Row = tuple[str, Any]
 
 
-def status_rows(found: Status) -> list[Row]:
+def now_of(found: Status, settings: Settings) -> dict[str, Any]:
+    """What the state file does not say: release, image, and what the engine does now.
+
+    Takes a second where it serves. None: not known.
+    """
+    from importlib.metadata import PackageNotFoundError, version
+
+    from appliance.serve.client import Client
+    from appliance.serve.keys import first_key
+    from appliance.serve.load import cold_share, look
+
+    state, files = found.state, settings.state_dir
+    try:
+        here = version("moe-appliance")
+    except PackageNotFoundError:
+        here = None
+    load = None
+    if found.is_serving:
+        key = first_key(files / "control-key")
+        load = look(Client(state.host, state.port, key, state.certificate))
+    left = None
+    if state.phase in ("starting", "proving"):
+        left = max(0.0, state.expected_load_seconds - state.seconds)
+    return {
+        "release": settings.release or here,
+        "image_digest": settings.image_digest,
+        "record": settings.record,
+        "load_eta_seconds": left,
+        "running": None if load is None else load.running,
+        "waiting": None if load is None else load.waiting,
+        "tokens_per_second": None if load is None else load.tokens_per_second,
+        "cold_share": cold_share(found.engine),
+        "last_finding": _last_finding(files),
+    }
+
+
+def _last_finding(folder: Path) -> str | None:
+    """Why the container's last start failed, where it did."""
+    try:
+        failure = json.loads((folder / "failure.json").read_text())
+        return f"{failure['step']} failed: {failure['message']}"
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def status_rows(found: Status, now: dict[str, Any]) -> list[Row]:
     state = found.state
     rows: list[Row] = [
         ("state", f"{state.words} for {duration(state.seconds)}"),
         ("", state.message),
+        ("release", now["release"]),
+        ("image digest", now["image_digest"]),
+        ("deployment", now["record"]),
         ("model", f"{state.served_name} ({state.model})"),
         ("address", f"{state.url}/v1"),
         ("API key", state.keys),
@@ -33,8 +83,17 @@ def status_rows(found: Status) -> list[Row]:
         ("exl3 is served by", _owners(found.engine)),
         ("since", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.since))),
     ]
+    if now["load_eta_seconds"] is not None:
+        rows.append(("ready in about", duration(now["load_eta_seconds"])))
     if found.gateway is not None:
         rows.append(("in flight", f"{found.gateway['in_flight']} requests"))
+    if now["running"] is not None:
+        rows.append(("running, waiting", f"{now['running']:.0f}, {now['waiting']:.0f}"))
+    if now["tokens_per_second"] is not None:
+        rows.append(("now", f"{now['tokens_per_second']:.1f} tok/s"))
+    if now["cold_share"] is not None:
+        rows.append(("read from host", f"{now['cold_share']:.1%} of all picks"))
+    rows.append(("last finding", now["last_finding"]))
     return rows + home_rows(found.engine)
 
 

@@ -20,6 +20,7 @@ import torch
 from appliance.checkpoint.model import Checkpoint, ExpertShape, MoeLayer
 from appliance.engine.hostmem import HostMapping, Node
 from appliance.engine.pinning import Pinned, chunks
+from appliance.engine.stored import FileMapping, chunks_of, runs
 from appliance.plan.model import (
     BLOCK_ALIGNMENT_BYTES,
     Home,
@@ -28,6 +29,7 @@ from appliance.plan.model import (
     expert_block_bytes,
     parse_ids,
 )
+from appliance.weights.arena_file import ArenaFile
 
 HOMES: tuple[Home, Home] = ("device", "host")
 
@@ -73,13 +75,25 @@ class Pool:
         device: torch.device,
         node: Node | None,
         starts: Sequence[int] = (),
+        file: FileMapping | None = None,
     ) -> None:
-        """`starts`: offsets of the blocks, ascending; a registration ends at one of them."""
+        """`starts`: offsets of the blocks, ascending; a registration ends at one of them.
+
+        With `file` its bytes are the home: `span_bytes` with the gaps between them, and nobody
+        writes them.
+        """
         self.home = home
-        self.size_bytes = size_bytes
-        self.mapping: HostMapping | None = None
+        self.size_bytes = self.span_bytes = size_bytes
+        self.mapping: HostMapping | FileMapping | None = None
         self.pinned: Pinned | None = None
-        if size_bytes == 0:
+        self.is_read_only = file is not None
+        if file is not None:
+            self.mapping, self.span_bytes = file, file.size_bytes
+            self.memory = torch.frombuffer(file.view(0, file.size_bytes), dtype=torch.uint8)
+            if device.type != "cpu":
+                pieces = [p for run in file.pieces for p in chunks_of(run, starts)]
+                self.pinned = Pinned(file.address, pieces, read_only=True)
+        elif size_bytes == 0:
             self.memory = torch.empty(0, dtype=torch.uint8)
         elif home == "device" and device.type != "cpu":
             self.memory = torch.empty(size_bytes, dtype=torch.uint8, device=device)
@@ -100,7 +114,7 @@ class Pool:
             self.mapping.close()
 
     def contains(self, address: int, size_bytes: int) -> bool:
-        return self.address <= address and address + size_bytes <= self.address + self.size_bytes
+        return self.address <= address and address + size_bytes <= self.address + self.span_bytes
 
 
 class Arena:
@@ -116,19 +130,29 @@ class Arena:
         checkpoint: Checkpoint,
         device: torch.device,
         learned: Mapping[int, Sequence[float]] | None = None,
+        stored: ArenaFile | None = None,
     ) -> None:
         """`learned`: recent picks by layer and expert; those layers' slots start with the most
-        picked of their host experts, the others with what the plan names."""
+        picked of their host experts, the others with what the plan names. `stored`: host experts
+        stay in this file of this rank, mapped."""
         self.plan = plan.ranks[rank]
         self.layers = {layer.index: layer for layer in checkpoint.target_layers}
         parts = 1 if plan.expert_parallel else plan.tensor_parallel
         self.shard = Shard(0 if plan.expert_parallel else rank, parts)
         offsets, sizes, slots = self._layout(parts)
         node = None if self.plan.numa_node is None else Node(self.plan.numa_node, self._cpus())
-        starts = [offset for home, offset, _ in offsets.values() if home == "host"]
+        file = None
+        if stored is not None and sizes["host"]:
+            offsets = {
+                key: (home, stored.block(*key)[0] if home == "host" else offset, size)
+                for key, (home, offset, size) in offsets.items()
+            }
+            away = [(offset, size) for home, offset, size in offsets.values() if home == "host"]
+            file = FileMapping(stored.path, runs(away), node)
+        starts = sorted(offset for home, offset, _ in offsets.values() if home == "host")
         self.pools = {
             "device": Pool("device", sizes["device"], device, None),
-            "host": Pool("host", sizes["host"], device, node, starts),
+            "host": Pool("host", sizes["host"], device, node, starts, file),
         }
         self.blocks = {
             key: Block(home, self.pools[home].address + offset, size)
@@ -215,6 +239,8 @@ class Arena:
         for block in self.copies(layer, expert):
             address = self.trellis_addresses(layer, expert, block)[projection]
             pool = self.pool_at(address, size)
+            if pool.is_read_only:
+                continue  # it is there; the proof holds samples of it against the shards
             start = address - pool.address
             pool.memory[start : start + size].copy_(source)
 

@@ -77,12 +77,13 @@ class SlotCache:
     def __post_init__(self) -> None:
         keys, arena = self.book.experts, self.arena
         host = [arena.blocks[key].home == "host" for key in keys]
-        self._has_slot_or_host = torch.tensor(host)
-        self._on_host = torch.tensor(
-            [h and k not in arena.held for h, k in zip(host, keys, strict=True)]
-        )
-        self._layer_of = torch.tensor([list(self.book.rows).index(layer) for layer, _ in keys])
-        self._before = torch.zeros(len(keys), dtype=torch.int64)
+        there = [h and k not in arena.held for h, k in zip(host, keys, strict=True)]
+        order = {layer: i for i, layer in enumerate(self.book.rows)}
+        # The device is named: vLLM makes the GPU the default one while a model is built.
+        self._has_slot_or_host = torch.tensor(host, device="cpu")
+        self._on_host = torch.tensor(there, device="cpu")
+        self._layer_of = torch.tensor([order[layer] for layer, _ in keys], device="cpu")
+        self._before = torch.zeros(len(keys), dtype=torch.int64, device="cpu")
         self.tally = self._nothing()
 
     def _nothing(self) -> Tally:
@@ -146,7 +147,7 @@ class SlotCache:
             (self.tally.cold, delta * on_host),
             (self.tally.slots, delta * (self._has_slot_or_host & ~on_host)),
         ):
-            by_layer = torch.zeros(layers, dtype=torch.int64)
+            by_layer = torch.zeros(layers, dtype=torch.int64, device="cpu")
             by_layer.index_add_(0, self._layer_of, weights)
             for i, value in enumerate(by_layer.tolist()):
                 total[i] += value

@@ -19,6 +19,7 @@ from appliance.engine.config import checkpoint_of
 from appliance.engine.counters import Counters
 from appliance.engine.linear import TENSOR_KINDS, placeholder
 from appliance.plan.model import Plan, format_ids, load_plan
+from appliance.weights.arena_file import open_arena
 from expert_kernels import codec, ops
 from expert_kernels.cuda import DeviceCounters, prepare
 
@@ -95,7 +96,12 @@ def _new_state(
     plan: Plan, rank: int, checkpoint: Checkpoint, device: torch.device, settings: dict[str, Any]
 ) -> RankState:
     learned = read_learned(settings.get("learned"))
-    arena = Arena(plan, rank, checkpoint, device, learned)
+    parts = 1 if plan.expert_parallel else plan.tensor_parallel
+    stored = None
+    if settings.get("arena"):
+        share = 0 if plan.expert_parallel else rank
+        stored = open_arena(Path(settings["arena"]), checkpoint, share, parts)
+    arena = Arena(plan, rank, checkpoint, device, learned, stored)
     rows = {
         place.layer: sorted(place.device_experts | place.host_experts)
         for place in arena.plan.layers
@@ -242,7 +248,7 @@ class ExpertsMethod(compat.FusedMoEMethodBase):
                 intermediate_size=self.intermediate,
                 bits=(one.gate.bits, one.up.bits, one.down.bits),
                 codebook=one.gate.codebook,
-                host_range=(host.address, host.address + host.size_bytes),
+                host_range=(host.address, host.address + host.span_bytes),
             ),
             scales=self.scales,
             experts=rows,

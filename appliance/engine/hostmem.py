@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-PageKind = Literal["hugetlb", "thp", "4k"]
+PageKind = Literal["hugetlb", "thp", "4k", "file"]
 Touch = Literal["write", "populate"]
 HUGE_PAGE_BYTES = 2 << 20
 PAGE_BYTES = 4096
@@ -83,6 +83,13 @@ class HostMapping:
         self.size_bytes = size_bytes
         self.node = node
         self.page_kind: PageKind = _page_kind(size_bytes, node)
+        available = None if self.page_kind == "hugetlb" else _available_bytes()
+        if available is not None and size_bytes > available:
+            # With vm.overcommit_memory = 1 the kernel promises anything, and kills later.
+            raise HostMemoryError(
+                f"{size_bytes:,} bytes of host memory are needed and {available:,} are available. "
+                "Try: free memory, or lower the plan's host bytes"
+            )
         page = PAGE_BYTES if self.page_kind == "4k" else HUGE_PAGE_BYTES
         self.mapped_bytes = -(-size_bytes // page) * page
         # Transparent huge pages need a 2 MiB boundary: map one page more and start at the first.
@@ -99,7 +106,7 @@ class HostMapping:
                 _libc.madvise(self.address, self.mapped_bytes, _MADV_HUGEPAGE)
             if node is not None:
                 _bind(self.address, self.mapped_bytes, node.index)
-            threads = threads or min(_MOST_THREADS, _near_cpus(node))
+            threads = threads or min(_MOST_THREADS, near_cpus(node))
             touch = touch or ("populate" if self.page_kind == "hugetlb" else "write")
             _touch(self.address, self.mapped_bytes, page, node, threads, touch)
             if self.page_kind == "thp" and not _mostly_huge(self.address, self.mapped_bytes):
@@ -113,12 +120,7 @@ class HostMapping:
 
     def view(self, offset: int, size_bytes: int) -> memoryview:
         """Writable bytes of this mapping; keep the mapping open while the view is used."""
-        if offset < 0 or offset + size_bytes > self.size_bytes:
-            raise HostMemoryError(
-                f"bytes {offset}..{offset + size_bytes} are outside a mapping of {self.size_bytes}"
-            )
-        array = (ctypes.c_ubyte * size_bytes).from_address(self.address + offset)
-        return memoryview(array).cast("B")
+        return view_of(self.address, self.size_bytes, offset, size_bytes)
 
     def close(self) -> None:
         if self._base is not None:
@@ -135,6 +137,16 @@ class HostMapping:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def view_of(address: int, mapped_bytes: int, offset: int, size_bytes: int) -> memoryview:
+    """Bytes at `address` + `offset` of a mapping of `mapped_bytes`."""
+    if offset < 0 or offset + size_bytes > mapped_bytes:
+        raise HostMemoryError(
+            f"bytes {offset}..{offset + size_bytes} are outside a mapping of {mapped_bytes}"
+        )
+    array = (ctypes.c_ubyte * size_bytes).from_address(address + offset)
+    return memoryview(array).cast("B")
 
 
 def pages_by_node(address: int, size_bytes: int) -> dict[int, int]:
@@ -181,6 +193,16 @@ def _page_kind(size_bytes: int, node: Node | None) -> PageKind:
     except OSError:
         thp = "[never]"
     return "4k" if "[never]" in thp or size_bytes < HUGE_PAGE_BYTES else "thp"
+
+
+def _available_bytes() -> int | None:
+    """MemAvailable; None where the kernel does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else None
 
 
 def _read_int(path: Path) -> int | None:
@@ -276,7 +298,7 @@ def _touch(
         raise _refused(f"give {size_bytes:,} bytes of pages")
 
 
-def _near_cpus(node: Node | None) -> int:
+def near_cpus(node: Node | None) -> int:
     """CPUs that this process may use and that are near the node; all it may use if none is."""
     mine = os.sched_getaffinity(0)
     return len(mine if node is None else (node.cpus & mine) or mine)

@@ -37,7 +37,7 @@ class CpuMoves:
         return Snapshot(lambda: kept)
 
     def point(self, numbers: torch.Tensor, changes: Mapping[int, int]) -> None:
-        numbers[list(changes)] = torch.tensor(list(changes.values()), dtype=torch.int64)
+        numbers[list(changes)] = torch.tensor(list(changes.values()), device="cpu")
 
 
 class CudaMoves:
@@ -45,10 +45,8 @@ class CudaMoves:
 
     def __init__(self, device: torch.device, counts: int, most_changes: int) -> None:
         self._device = device
-        self._counts = [torch.zeros(counts, dtype=torch.int64).pin_memory() for _ in range(RING)]
-        self._changes = [
-            torch.zeros((2, most_changes), dtype=torch.int64).pin_memory() for _ in range(RING)
-        ]
+        self._counts = [_pinned((counts,)) for _ in range(RING)]
+        self._changes = [_pinned((2, most_changes)) for _ in range(RING)]
         self._free = [torch.cuda.Event() for _ in range(RING)]
         self._taken = self._written = 0
 
@@ -70,8 +68,12 @@ class CudaMoves:
         self._written += 1
         self._free[turn].synchronize()
         staged, count = self._changes[turn], len(changes)
-        staged[0, :count] = torch.tensor(list(changes))
-        staged[1, :count] = torch.tensor(list(changes.values()))
+        staged[:, :count] = torch.tensor([list(changes), list(changes.values())], device="cpu")
         there = staged.to(self._device, non_blocking=True)
         self._free[turn].record()
         numbers.index_copy_(0, there[0, :count], there[1, :count])
+
+
+def _pinned(shape: tuple[int, ...]) -> torch.Tensor:
+    # The device is named: vLLM makes the GPU the default one while a model is built.
+    return torch.zeros(shape, dtype=torch.int64, device="cpu").pin_memory()

@@ -16,6 +16,7 @@ from appliance.engine.hostmem import PAGE_BYTES, HostMemoryError
 
 CHUNK_BYTES = 1 << 30
 _PORTABLE_AND_MAPPED = 0x1 | 0x2  # cuda.h: CU_MEMHOSTREGISTER_PORTABLE | _DEVICEMAP
+_READ_ONLY = 0x8  # _READ_ONLY: what the GPU will not write, such as pages of a file
 _OUT_OF_MEMORY, _NO_CONTEXT, _NOT_PERMITTED, _TAKEN = 2, 201, 800, 712
 _WAY_OUT = {
     _OUT_OF_MEMORY: "raise the memlock limit (`--ulimit memlock=-1`, `LimitMEMLOCK=infinity`), "
@@ -46,8 +47,9 @@ class Driver:
         ]
         self._lib.cuGetErrorString.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)]
 
-    def register(self, address: int, size_bytes: int) -> int:
-        return int(self._lib.cuMemHostRegister_v2(address, size_bytes, _PORTABLE_AND_MAPPED))
+    def register(self, address: int, size_bytes: int, *, read_only: bool = False) -> int:
+        flags = _PORTABLE_AND_MAPPED | (_READ_ONLY if read_only else 0)
+        return int(self._lib.cuMemHostRegister_v2(address, size_bytes, flags))
 
     def unregister(self, address: int) -> int:
         return int(self._lib.cuMemHostUnregister(address))
@@ -96,7 +98,10 @@ class Pinned:
         pieces: Sequence[range],
         driver: Driver | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
+        *,
+        read_only: bool = False,
     ) -> None:
+        self._read_only = read_only
         self.driver = driver or Driver()
         self._held: list[int] = []
         limit = _max_map_count()
@@ -117,7 +122,7 @@ class Pinned:
             raise
 
     def _pin(self, at: int, size_bytes: int, which: str) -> None:
-        code = self.driver.register(at, size_bytes)
+        code = self.driver.register(at, size_bytes, read_only=self._read_only)
         if code:
             raise HostMemoryError(
                 f"the driver refused to pin {which} ({size_bytes:,} bytes): error {code}, "

@@ -14,7 +14,7 @@ from typing import Literal
 from appliance.checkpoint.model import Checkpoint, MoeLayer
 from appliance.plan.cards import Card
 from appliance.plan.kernel_curve import H200, KernelCurve
-from appliance.plan.kv import KvCost, kv_cache_bytes, kv_cost, text_config
+from appliance.plan.kv import KvCost, kv_cache_bytes, kv_cost, kv_tokens, text_config
 from appliance.plan.model import EXPERTS_IN, LedgerLine, expert_block_bytes
 from appliance.plan.request import Policy
 from appliance.plan.split import owned_experts, scale_bytes, share_of
@@ -52,7 +52,7 @@ class Demand:
     ranks: int
     expert_parallel: bool
     context_tokens: int
-    conversations: int
+    kv_bytes: int
     policy: Policy
     device: Literal["cuda", "cpu"] = "cuda"
     curve: KernelCurve = H200
@@ -70,11 +70,8 @@ class Demand:
 
     @cached_property
     def kv(self) -> KvCost:
-        return kv_cost(self.checkpoint, self.ranks, float32=self.device == "cpu")
-
-    @property
-    def kv_bytes(self) -> int:
-        return kv_cache_bytes(self.kv, self.conversations, self.context_tokens)
+        return kv_cost(self.checkpoint, self.ranks, float32=self.device == "cpu",
+                       fp8=self.policy.kv_dtype == "fp8")  # fmt: skip
 
     @cached_property
     def largest_shard_bytes(self) -> int:
@@ -122,7 +119,7 @@ def expert_lines(resident: int, slots: int, on_host: int, padding: int) -> tuple
     note = f"trellises; {padding:,} B of it pads blocks to 4 KiB" if padding else "trellises"
     return (
         _line(RESIDENT, "device", resident, "header", note),
-        _line(SLOTS, "device", slots, "setting", "each has its copy on the host"),
+        _line(SLOTS, "device", slots, "header", "trellises; each has its copy on the host"),
         _line(ON_HOST, "host", on_host, "header", note, pinned=True),
     )
 
@@ -157,8 +154,7 @@ def _expert_extras(demand: Demand, rank: int) -> Iterator[LedgerLine]:
 def _runtime(demand: Demand, card: Card) -> Iterator[LedgerLine]:
     policy, kv = demand.policy, demand.kv
     yield _line(KV_CACHE, "device", demand.kv_bytes, kv.source,
-                f"{demand.conversations} x {demand.context_tokens:,} tokens x "
-                f"{kv.bytes_per_token:,} B: {kv.note}")  # fmt: skip
+                f"{_contexts(demand)} x {kv.bytes_per_token:,} B: {kv.note}")  # fmt: skip
     yield _line("activations", "device", activation_bytes(demand), "formula",
                 f"a prefill chunk of {policy.prefill_chunk_tokens:,} tokens")  # fmt: skip
     if card.device == "cuda":
@@ -177,6 +173,14 @@ def _runtime(demand: Demand, card: Card) -> Iterator[LedgerLine]:
         usable = card.capacity_bytes - DRIVER_BYTES
         reserve = int(max(0, usable) * RESERVE_SHARE) if card.device == "cuda" else 0
     yield _line("reserve", "device", reserve, "setting", "left free")
+
+
+def _contexts(demand: Demand) -> str:
+    """`12 x 262,144 tokens`, or `3,000,000 tokens` where that is no whole number of contexts."""
+    tokens = kv_tokens(demand.kv, demand.kv_bytes)
+    many = tokens // max(1, demand.context_tokens)
+    exact = kv_cache_bytes(demand.kv, many * demand.context_tokens) == demand.kv_bytes
+    return f"{many:,} x {demand.context_tokens:,} tokens" if exact else f"{tokens:,} tokens"
 
 
 def activation_bytes(demand: Demand) -> int:

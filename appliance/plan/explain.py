@@ -44,12 +44,12 @@ def show_lines(plan: Plan) -> list[str]:
 def _trades(plan: Plan) -> list[str]:
     """What one more expert a layer costs in context, and one more slot in host memory."""
     rank = plan.ranks[0]
-    sizes, (resident, on_host) = _sizes(rank), _expert_counts(rank)
+    sizes, (held, on_host) = _sizes(rank), _expert_counts(rank)
     known = sizes.get(RESIDENT, 0) + sizes.get(ON_HOST, 0)
     if not on_host or not known:
         return []
     # Mean block; draft experts stand in the lists and not in these lines.
-    each = known / (resident + on_host) * len(rank.layers)
+    each = known / (held + on_host) * len(rank.layers)
     lines = []
     if plan.serving.kv_bytes_per_token:
         tokens = round(each / plan.serving.kv_bytes_per_token)
@@ -71,7 +71,8 @@ def explain(plan: Plan, layer: int, expert: int, heat: Heat | None = None) -> st
         placement = _placement(rank, layer, plan)
         home = _home(placement, expert)
         if home is not None:
-            why = f"on the {home} of {{}}: {_because(plan, placement, home)}"
+            at = "in a cache slot" if expert in placement.slot_experts else f"on the {home}"
+            why = f"{at} of {{}}: {_because(plan, placement, expert)}"
             homes.setdefault(why, []).append(f"rank {rank.rank}")
     if not homes:
         raise UsageError(
@@ -133,7 +134,7 @@ def _all_resident(plan: Plan, rank: RankPlan) -> str:
     sizes = _sizes(rank)
     need = rank.total_bytes("device") - sizes.get(SLOTS, 0) + sizes.get(ON_HOST, 0)
     over = need - rank.device_capacity_bytes
-    weights = _weights(rank) + sizes.get(ON_HOST, 0)
+    weights = _weights(rank) - sizes.get(SLOTS, 0) + sizes.get(ON_HOST, 0)
     verdict = f"does not fit, {amount(over)} too much" if over > 0 else "fits"
     return (
         f"all experts resident: {amount(need)} ({_bare(weights)} of weights) on "
@@ -142,11 +143,11 @@ def _all_resident(plan: Plan, rank: RankPlan) -> str:
 
 
 def _what_fits(rank: RankPlan) -> str:
-    resident, on_host = _expert_counts(rank)
+    held, on_host = _expert_counts(rank)
     return (
         f"this plan: {amount(rank.total_bytes('device'))} ({_bare(_weights(rank))} of "
         f"weights, {_bare(_sizes(rank).get(KV_CACHE, 0))} of KV cache), {on_host:,} of "
-        f"{resident + on_host:,} experts on the host"
+        f"{held + on_host:,} experts on the host only"
     )
 
 
@@ -173,19 +174,22 @@ def _weights(rank: RankPlan) -> int:
 
 
 def _homes(rank: RankPlan) -> str:
-    resident, on_host = _expert_counts(rank)
+    held, on_host = _expert_counts(rank)
     sizes = _sizes(rank)
-    slots = sum(placement.cache_slots for placement in rank.layers)
-    spare = f", {slots:,} cache slots ({amount(sizes[SLOTS])})" if slots else ""
+    slots, copies = sum(p.cache_slots for p in rank.layers), sizes.get(SLOTS, 0)
+    spare = f", {slots:,} of them in cache slots" if slots else ""
     return (
-        f"experts: {resident:,} on the device ({amount(sizes.get(RESIDENT, 0))}){spare}, "
-        f"{on_host:,} on the host ({amount(sizes.get(ON_HOST, 0))})"
+        f"experts: {held:,} on the device ({amount(sizes.get(RESIDENT, 0) + copies)}){spare}, "
+        f"{on_host:,} on the host ({amount(sizes.get(ON_HOST, 0) - copies)})"
+        + (f" and {amount(copies)} of copies there" if slots else "")
     )
 
 
 def _expert_counts(rank: RankPlan) -> tuple[int, int]:
-    return (sum(len(placement.device_experts) for placement in rank.layers),
-            sum(len(placement.host_experts) for placement in rank.layers))  # fmt: skip
+    """On the device, for good or in a slot at the start; and on the host only."""
+    slots = sum(len(placement.slot_experts) for placement in rank.layers)
+    return (sum(len(placement.device_experts) for placement in rank.layers) + slots,
+            sum(len(placement.host_experts) for placement in rank.layers) - slots)  # fmt: skip
 
 
 def _placement(rank: RankPlan, layer: int, plan: Plan) -> LayerPlacement:
@@ -202,17 +206,24 @@ def _home(placement: LayerPlacement, expert: int) -> Home | None:
     return "host" if expert in placement.host_experts else None
 
 
-def _because(plan: Plan, placement: LayerPlacement, home: Home) -> str:
+def _because(plan: Plan, placement: LayerPlacement, expert: int) -> str:
     resident, on_host = len(placement.device_experts), len(placement.host_experts)
-    total = resident + on_host
+    total, slots = resident + on_host, placement.cache_slots
+    if expert in placement.slot_experts:
+        return (f"{slots} of the {total} of this layer start in slots, which follow the traffic, "
+                "and keep a copy on the host")  # fmt: skip
     if not on_host:
         return f"all {total} of this layer fit there"
     if not resident:
         return f"none of the {total} of this layer stays on the device"
     if plan.made_from.heat is None:
         return f"the device keeps {resident} of {total} of this layer, lower numbers first"
-    among = "among them" if home == "device" else "colder"
-    return f"the device keeps the {resident} hottest of {total} of this layer, and this is {among}"
+    among = "among them" if expert in placement.device_experts else "colder"
+    hot = "steadiest" if slots else "hottest"
+    more = f", {slots} more start in its slots," if slots and among == "colder" else ""
+    return (
+        f"the device keeps the {resident} {hot} of {total} of this layer{more} and this is {among}"
+    )
 
 
 def _heat_words(heat: Heat | None, layer: int, expert: int) -> str:

@@ -14,6 +14,7 @@ DEFAULT_CONTEXT_LIMIT = 262_144
 V4_BYTES_PER_TOKEN_AND_LAYER = 2240 // 40
 # A sparse-attention indexer keeps one byte a value and a scale beside the latent.
 INDEX_SCALE_BYTES = 4
+FP8_GROUP = 128
 # vLLM rounds a request up to blocks and keeps one empty block; 128 is the largest it uses here.
 BLOCK_TOKENS = 128
 
@@ -38,10 +39,14 @@ def context_limit(checkpoint: Checkpoint) -> int | None:
     return _whole(text_config(checkpoint), "max_position_embeddings")
 
 
-def kv_cost(checkpoint: Checkpoint, tensor_parallel: int, float32: bool = False) -> KvCost:
+def kv_cost(
+    checkpoint: Checkpoint, tensor_parallel: int, float32: bool = False, fp8: bool = False
+) -> KvCost:
     """KV bytes per token and rank. Raises UnsupportedError where the config does not say.
 
-    float32: the engine computes in float32, as it does without a GPU.
+    float32: the engine computes in float32, as it does without a GPU. fp8: vLLM's --kv-cache-dtype
+    fp8, one byte a value; with an indexer its layout fp8_ds_mla (vLLM's flashmla_sparse.py): one
+    scale of 4 B for 128 latent values, and the rope part in 2 B.
 
     Grouped-query heads are shared by ranks and repeated when there are more ranks than heads;
     a latent (MLA) cache is held whole by every rank.
@@ -56,17 +61,22 @@ def kv_cost(checkpoint: Checkpoint, tensor_parallel: int, float32: bool = False)
         return KvCost(
             V4_BYTES_PER_TOKEN_AND_LAYER * layers,
             "measured",
-            "2.24 KB a token over 40 layers, measured on DeepSeek-V4.1-Flash",
+            "2.24 KB a token over 40 layers, measured on DeepSeek-V4.1-Flash; fp8 in any case",
         )
-    item, item_name = (4, "4 B") if float32 else _item_bytes(config)
+    item = 4 if float32 else 1 if fp8 else _item_bytes(config)
     attending, which = _attending_layers(config, layers)
     latent, rope = _whole(config, "kv_lora_rank"), _whole(config, "qk_rope_head_dim")
     if latent is not None and rope is not None:
-        note = f"{attending} {which}layers x ({latent} latent + {rope} rope) x {item_name}"
         index = _whole(config, "index_head_dim")
+        size, values = (latent + rope) * item, f"({latent} latent + {rope} rope) x {item} B"
+        if index is not None and item == 1:
+            scales = latent // FP8_GROUP * INDEX_SCALE_BYTES
+            size = latent + scales + 2 * rope
+            values = f"({latent} latent + {scales} B of scales + {rope} rope x 2 B)"
+        note = f"{attending} {which}layers x {values}"
         if index is not None:
             note += f" and {index} + {INDEX_SCALE_BYTES} B of index"
-        size = (latent + rope) * item + (index + INDEX_SCALE_BYTES if index else 0)
+            size += index + INDEX_SCALE_BYTES
         return KvCost(attending * size, "formula", f"{note}, whole on every rank")
     heads = _whole(config, "num_key_value_heads") or _whole(config, "num_attention_heads")
     width = _whole(config, "head_dim") or _head_width(config)
@@ -79,14 +89,19 @@ def kv_cost(checkpoint: Checkpoint, tensor_parallel: int, float32: bool = False)
     return KvCost(
         2 * attending * mine * width * item,
         "formula",
-        f"2 x {attending} {which}layers x {mine} heads x {width} x {item_name}",
+        f"2 x {attending} {which}layers x {mine} heads x {width} x {item} B",
     )
 
 
-def kv_cache_bytes(cost: KvCost, conversations: int, context_tokens: int) -> int:
-    """Room for that many whole contexts, in whole blocks, and vLLM's one empty block."""
-    blocks = conversations * -(-context_tokens // BLOCK_TOKENS) + 1
-    return blocks * BLOCK_TOKENS * cost.bytes_per_token
+def kv_cache_bytes(cost: KvCost, tokens: int) -> int:
+    """Room for so many tokens in whole blocks, and vLLM's one empty block."""
+    return (-(-tokens // BLOCK_TOKENS) + 1) * BLOCK_TOKENS * cost.bytes_per_token
+
+
+def kv_tokens(cost: KvCost, size_bytes: int) -> int:
+    """Tokens that a cache of this size holds: the inverse of kv_cache_bytes, in whole blocks."""
+    blocks = size_bytes // (BLOCK_TOKENS * cost.bytes_per_token)
+    return max(0, blocks - 1) * BLOCK_TOKENS
 
 
 def _attending_layers(config: Mapping[str, object], layers: int) -> tuple[int, str]:
@@ -97,10 +112,8 @@ def _attending_layers(config: Mapping[str, object], layers: int) -> tuple[int, s
     return layers, ""
 
 
-def _item_bytes(config: Mapping[str, object]) -> tuple[int, str]:
-    if (config.get("dtype") or config.get("torch_dtype")) == "float32":
-        return 4, "4 B"
-    return 2, "2 B"
+def _item_bytes(config: Mapping[str, object]) -> int:
+    return 4 if (config.get("dtype") or config.get("torch_dtype")) == "float32" else 2
 
 
 def _head_width(config: Mapping[str, object]) -> int | None:

@@ -145,6 +145,7 @@ class Serving(Strict):
     kv_cache_bytes: Bytes
     kv_bytes_per_token: Bytes | None = None
     kv_block_tokens: Annotated[int, Field(ge=1)] | None = None
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
 
 
 class CacheRules(Strict):

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from appliance.checkpoint.model import Checkpoint
 from appliance.checkpoint.support import require_exl3
-from appliance.errors import UsageError
-from appliance.plan.budget import Demand
+from appliance.plan.budget import GIB, SLOTS, Demand, device_lines
 from appliance.plan.cards import Card, choose_cards
+from appliance.plan.context import choose_context
 from appliance.plan.forecast import forecast
 from appliance.plan.kernel_curve import H200, KernelCurve
-from appliance.plan.kv import DEFAULT_CONTEXT_LIMIT, context_limit
+from appliance.plan.kv import context_limit
 from appliance.plan.model import CacheRules, MadeFrom, ModelFacts, Plan, RankPlan, Serving
 from appliance.plan.placement import Homes
 from appliance.plan.predict import predict, step_layers
@@ -26,16 +27,16 @@ from appliance.plan.ranks import plan_ranks
 from appliance.plan.refuse import (
     refuse_foreign_heat,
     refuse_impossible_split,
+    refuse_kv_dtype,
 )
 from appliance.plan.request import Policy
 from appliance.plan.room import refuse_short_host
 from appliance.plan.routing import Heat
+from appliance.plan.slots import host_rooms
 from preflight.host import Host
 
 __all__ = ["Policy", "plan"]
 
-# With no context asked for, the longest whose KV cache leaves most of the device to experts.
-LARGEST_KV_SHARE, SMALLEST_CONTEXT = 0.25, 4096
 # Facts that change while nothing about the machine does: two plans of one machine must be equal.
 _VOLATILE_NODE = {"memory_free_bytes", "huge_pages"}
 _VOLATILE_GPU = {"memory_free_bytes", "pcie_generation"}
@@ -57,9 +58,8 @@ def plan(
     refuse_impossible_split(checkpoint, len(cards), policy.expert_parallel)
     if heat is not None:
         refuse_foreign_heat(heat, checkpoint)
-    demand, notes = _settle(checkpoint, len(cards), heat, policy, cards[0])
-    demand = replace(demand, curve=curve)
-    ranks = plan_ranks(demand, cards, heat)
+    demand, notes = _settle(checkpoint, cards, heat, policy, curve)
+    ranks = plan_ranks(demand, cards, heat, host_rooms(host, [card.numa_node for card in cards]))
     refuse_short_host(host, ranks)
     layers = step_layers(demand, ranks, heat)
     disk = None if host.measured is None else host.measured.disk_read_bytes_per_second
@@ -80,13 +80,14 @@ def plan(
             prefill_chunk_tokens=policy.prefill_chunk_tokens,
             kv_cache_bytes=demand.kv_bytes,
             kv_bytes_per_token=demand.kv.bytes_per_token,
+            kv_cache_dtype=policy.kv_dtype,
             kv_block_tokens=_kv_block_tokens(checkpoint, ranks),
         ),
-        cache=_cache_rules(demand, ranks, heat) if policy.cache_slots else None,
+        cache=_cache_rules(demand, ranks, heat),
         ranks=ranks,
         predictions=predict(demand, ranks, layers),
         forecast=forecast(demand, ranks, layers, heat, disk),
-        notes=notes,
+        notes=(*notes, *_slot_notes(ranks)),
     )
 
 
@@ -97,31 +98,24 @@ def _kv_block_tokens(checkpoint: Checkpoint, ranks: tuple[RankPlan, ...]) -> int
 
 
 def _settle(
-    checkpoint: Checkpoint, ranks: int, heat: Heat | None, policy: Policy, card: Card
+    checkpoint: Checkpoint,
+    cards: Sequence[Card],
+    heat: Heat | None,
+    policy: Policy,
+    curve: KernelCurve,
 ) -> tuple[Demand, tuple[str, ...]]:
     """Fill in what the request left open, and say so."""
-    notes: list[str] = []
-    limit = context_limit(checkpoint)
-    asked = policy.context_tokens
-    if limit is not None and asked is not None and asked > limit:
-        raise UsageError(
-            f"a context of {asked:,} tokens is asked for and the model was made for {limit:,}",
-            fix=f"ask for at most {limit}",
-        )
-    context = asked or min(limit or DEFAULT_CONTEXT_LIMIT, DEFAULT_CONTEXT_LIMIT)
-    demand = Demand(checkpoint, ranks, policy.expert_parallel, context,
-                    policy.kept_conversations, policy, card.device)  # fmt: skip
-    while (
-        asked is None
-        and demand.context_tokens > SMALLEST_CONTEXT
-        and (demand.kv_bytes > card.capacity_bytes * LARGEST_KV_SHARE)
-    ):
-        demand = replace(demand, context_tokens=demand.context_tokens // 2)
-    if demand.context_tokens < context:
-        notes.append(
-            f"a context of {demand.context_tokens:,} tokens was chosen: {context:,} would take "
-            f"more than {LARGEST_KV_SHARE:.0%} of the device for the KV cache"
-        )
+    card = min(cards, key=lambda card: card.capacity_bytes)
+    refuse_kv_dtype(policy, cards)
+    open_demand = Demand(
+        checkpoint, len(cards), policy.expert_parallel, 0, 0, policy, card.device, curve
+    )
+    rest = card.capacity_bytes - sum(i.size_bytes for i in device_lines(open_demand, card))
+    room = choose_context(
+        policy, open_demand.kv, context_limit(checkpoint), card.capacity_bytes, rest
+    )
+    demand = replace(open_demand, context_tokens=room.context_tokens, kv_bytes=room.kv_bytes)
+    notes = list(room.notes)
     known = (
         sum(heat.of(layer.index) is not None for layer in checkpoint.target_layers) if heat else 0
     )
@@ -129,7 +123,7 @@ def _settle(
     if known < total:
         notes.append(
             f"routing counts are known for {known} of {total} layers: in the others every expert "
-            "is taken as equally likely and the lower numbers stay resident"
+            "is taken as equally likely and the lower numbers start on the device"
         )
     drafts = [layer for layer in checkpoint.layers if layer.draft]
     if drafts and not policy.draft:
@@ -139,8 +133,23 @@ def _settle(
     return demand, (*notes, *checkpoint.warnings)
 
 
-def _cache_rules(demand: Demand, ranks: tuple[RankPlan, ...], heat: Heat | None) -> CacheRules:
+def _slot_notes(ranks: tuple[RankPlan, ...]) -> Iterator[str]:
+    """What the slots cost in host memory: it is easily overlooked."""
+    slots = sum(place.cache_slots for place in ranks[0].layers)
+    copies = sum(line.size_bytes for rank in ranks for line in rank.ledger if line.part == SLOTS)
+    if slots:
+        yield (
+            f"{slots:,} of the experts each device holds are cache slots, which follow the traffic;"
+            f" host memory keeps a copy of each, {copies / GIB:.1f} GiB over all ranks"
+        )
+
+
+def _cache_rules(
+    demand: Demand, ranks: tuple[RankPlan, ...], heat: Heat | None
+) -> CacheRules | None:
     """The policy's defaults, and what this plan promises of the topics it knows."""
+    if not any(place.cache_slots for rank in ranks for place in rank.layers):
+        return None
     rules = CacheRules()
     if heat is None:
         return rules

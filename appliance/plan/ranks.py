@@ -10,23 +10,46 @@ from appliance.plan.cards import Card
 from appliance.plan.cost import gains, layer_costs, row_probabilities, touched
 from appliance.plan.model import LayerPlacement, LedgerLine, RankPlan, format_ids
 from appliance.plan.placement import LayerDemand, choose_homes, fill, take
+from appliance.plan.request import Policy
 from appliance.plan.routing import Heat
+from appliance.plan.slots import HostRoom, choose_slots
 
 
-def plan_ranks(demand: Demand, cards: Sequence[Card], heat: Heat | None) -> tuple[RankPlan, ...]:
-    """A plan for each card. Ranks that hold slices of the same experts behind equal links see the
-    same layers, so those are worked out once."""
+def plan_ranks(
+    demand: Demand, cards: Sequence[Card], heat: Heat | None, rooms: Sequence[HostRoom]
+) -> tuple[RankPlan, ...]:
+    """A plan for each card and its part of host memory. Ranks that hold slices of the same experts
+    behind equal links see the same layers, so those are worked out once."""
     seen: dict[tuple[float | None, int], list[LayerDemand]] = {}
     out = []
-    for card in cards:
+    for card, room, share in zip(cards, rooms, host_shares(demand.policy, cards), strict=True):
         key = (card.link_bytes_per_second, card.rank if demand.expert_parallel else 0)
         if key not in seen:
             seen[key] = [_layer_demand(demand, card, i, heat) for i in range(len(demand.layers))]
-        out.append(_plan_rank(demand, card, seen[key]))
+        out.append(_plan_rank(demand, card, seen[key], room, share))
     return tuple(out)
 
 
-def _plan_rank(demand: Demand, card: Card, layers: list[LayerDemand]) -> RankPlan:
+def host_shares(policy: Policy, cards: Sequence[Card]) -> tuple[float | None, ...]:
+    """The share of its experts that each card leaves on the host; None: whatever does not fit.
+
+    Of an asked share the cards take parts as fast as their links: a step waits for the slowest.
+    """
+    asked, rates = policy.host_share, [card.link_bytes_per_second for card in cards]
+    if asked is None:
+        return tuple(
+            0.5 if card.device == "cpu" and policy.device_capacity_bytes is None else None
+            for card in cards
+        )
+    known = [rate for rate in rates if rate is not None]
+    if len(known) < len(rates) or asked in (0, 1):
+        return (asked,) * len(cards)
+    return tuple(min(1.0, asked * rate * len(known) / sum(known)) for rate in known)
+
+
+def _plan_rank(
+    demand: Demand, card: Card, layers: list[LayerDemand], room: HostRoom, share: float | None
+) -> RankPlan:
     fixed = device_lines(demand, card)
     taken = sum(line.size_bytes for line in fixed)
     ranked = [layer for layer, moe in zip(layers, demand.layers, strict=True) if not moe.draft]
@@ -36,7 +59,7 @@ def _plan_rank(demand: Demand, card: Card, layers: list[LayerDemand]) -> RankPla
             f"({_largest(fixed)}) and has {card.capacity_bytes / GIB:.2f} GiB",
             fix="ask for a shorter --context, fewer streams or conversations, or more cards",
         )
-    quotas = _quotas(demand, card, ranked, card.capacity_bytes - taken)
+    quotas = _quotas(demand, card, ranked, card.capacity_bytes - taken, room, share)
     placements, sizes = _placements(demand, layers, quotas)
     gpu = card.gpu
     return RankPlan(
@@ -69,34 +92,55 @@ def _layer_demand(demand: Demand, card: Card, position: int, heat: Heat | None) 
         if rate is None
         else gains(layer_costs(reads, block, rate, demand.curve))
     )
-    return LayerDemand(layer.index, owned, block, reads, tuple(steady[e] for e in owned), saved)
+    steadily = tuple(steady[e] for e in owned)
+    return LayerDemand(layer.index, owned, block, reads, steadily, saved, counts is not None)
 
 
 def _quotas(
-    demand: Demand, card: Card, layers: list[LayerDemand], budget: int
+    demand: Demand,
+    card: Card,
+    layers: list[LayerDemand],
+    budget: int,
+    room: HostRoom,
+    share: float | None,
 ) -> tuple[tuple[int, int], ...]:
     """For each layer the experts that are resident, and the cache slots beside them."""
     policy = demand.policy
-    share = policy.host_share
-    if share is None and card.device == "cpu" and policy.device_capacity_bytes is None:
-        share = 0.5
     if share is None:
         held = fill(layers, budget)
-        return tuple(
-            (n, 0) if n == len(layer.experts) else (n - min(n, policy.cache_slots),
-                                                    min(n, policy.cache_slots))
-            for n, layer in zip(held, layers, strict=True)
-        )  # fmt: skip
+        slots = _slots(demand, card, layers, held, room)
+        return tuple((n - spare, spare) for n, spare in zip(held, slots, strict=True))
     total = sum(len(layer.experts) for layer in layers)
     resident = take(layers, total - round(share * total))
     quotas = tuple(
-        (n, min(policy.cache_slots, len(layer.experts) - n))
+        (n, min(policy.cache_slots or 0, len(layer.experts) - n))
         for n, layer in zip(resident, layers, strict=True)
     )
     need = sum(sum(q) * layer.block_bytes for q, layer in zip(quotas, layers, strict=True))
     if need > budget:
         raise _too_many_resident(card, layers, need, budget, share)
     return quotas
+
+
+def _slots(
+    demand: Demand,
+    card: Card,
+    layers: list[LayerDemand],
+    held: tuple[int, ...],
+    room: HostRoom,
+) -> tuple[int, ...]:
+    """How many of the experts held are slots: as asked for, else as slots.py chooses. Without a
+    GPU both homes are RAM, and nothing is gained."""
+    asked = demand.policy.cache_slots
+    if asked is None and card.device == "cuda":
+        away = sum((len(layer.experts) - n) * layer.block_bytes
+                   for n, layer in zip(held, layers, strict=True))  # fmt: skip
+        fixed = sum(line.size_bytes for line in host_lines(demand, card))
+        return choose_slots(layers, held, room.left(fixed, away))
+    return tuple(
+        0 if n == len(layer.experts) else min(n, asked or 0)
+        for n, layer in zip(held, layers, strict=True)
+    )
 
 
 def _too_many_resident(

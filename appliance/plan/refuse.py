@@ -5,11 +5,17 @@ Which checkpoints it can serve at all: appliance/checkpoint/support.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from appliance.checkpoint.model import Checkpoint, MoeLayer
 from appliance.checkpoint.support import require_tensor_parallel
 from appliance.errors import UnsupportedError, UsageError
+from appliance.plan.cards import Card
 from appliance.plan.kv import text_config
+from appliance.plan.request import Policy
 from appliance.plan.routing import Heat
+
+FP8_CAPABILITY = (8, 9)
 
 
 def refuse_foreign_heat(heat: Heat, checkpoint: Checkpoint) -> None:
@@ -43,6 +49,25 @@ def refuse_impossible_split(checkpoint: Checkpoint, ranks: int, expert_parallel:
         _refuse_mixed(layer)
         if expert_parallel:
             _refuse_uneven(layer, ranks)
+
+
+def refuse_kv_dtype(policy: Policy, cards: Sequence[Card]) -> None:
+    """fp8 in the KV cache needs a card that computes in it. Raises UnsupportedError."""
+    if policy.kv_dtype == "auto":
+        return
+    for card in cards:
+        capability = card.gpu.compute_capability if card.gpu else None
+        if card.device == "cpu":
+            raise UnsupportedError(
+                "the engine without a GPU keeps its KV cache in float32, and fp8 is asked for",
+                fix="leave out --kv-dtype",
+            )
+        if capability is not None and tuple(map(int, capability.split("."))) < FP8_CAPABILITY:
+            raise UnsupportedError(
+                f"{card.name} has compute capability {capability}, and a KV cache of fp8 takes 8.9 "
+                "(Ada) or newer",
+                fix="leave out --kv-dtype, or ask for a shorter --context",
+            )
 
 
 def _refuse_mixed(layer: MoeLayer) -> None:

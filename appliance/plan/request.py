@@ -24,12 +24,16 @@ class Policy:
     expert_parallel        whole experts per rank instead of a slice of every expert
     streams                requests that decode at once
     conversations          contexts the KV cache holds, at least `streams`; None: twice as many,
-                           so that for each that decodes one waits, kept, for its next turn
+                           so that for each that decodes one waits, kept, for its next turn; but
+                           none waits where that takes more than a quarter of the device
     context_tokens         longest conversation; None: the model's own limit, at most 262,144, and
-                           halved until the KV cache takes a quarter of the device
+                           halved until those that decode fit in a quarter of the device
+    kv_dtype               auto, or fp8: one byte a value (vLLM's --kv-cache-dtype)
     host_share             share of the experts to put on the host: 0 all resident, 1 none.
                            None: as many resident as fit (half of them on a machine without a GPU)
-    cache_slots            spare device slots a layer for experts that become hot
+    cache_slots            spare device slots a layer for experts that become hot. None: a third
+                           of what the device holds of a layer, all of it where no counts are
+                           known, and no more than host memory has room for copies (slots.py)
     device_capacity_bytes  use this much of each device instead of what it has
     reserve_bytes          left free on each device; None: 8 % on a GPU, nothing on the CPU
     host_reserve_bytes     host memory left for the engine process of one rank and the system
@@ -42,10 +46,11 @@ class Policy:
     streams: int = 6
     conversations: int | None = None
     context_tokens: int | None = None
+    kv_dtype: Literal["auto", "fp8"] = "auto"
     prefill_chunk_tokens: int = 8192
     draft: bool = False
     host_share: float | None = None
-    cache_slots: int = 0
+    cache_slots: int | None = None
     device_capacity_bytes: int | None = None
     reserve_bytes: int | None = None
     host_reserve_bytes: int | None = None
@@ -64,6 +69,8 @@ class Policy:
             raise UsageError(
                 f"host_share is {self.host_share}: it is a share of the experts, from 0 to 1"
             )
+        if self.kv_dtype not in ("auto", "fp8"):
+            raise UsageError(f"kv_dtype is {self.kv_dtype!r}: auto and fp8 are known")
         for rate in self.link_bytes_per_second or ():
             if not (math.isfinite(rate) and rate > 0):
                 raise UsageError(f"a link of {rate} bytes per second is not a link")
@@ -72,10 +79,6 @@ class Policy:
                 f"{self.conversations} conversations cannot feed {self.streams} streams",
                 fix=f"ask for at least {self.streams} conversations or fewer streams",
             )
-
-    @property
-    def kept_conversations(self) -> int:
-        return self.conversations or 2 * self.streams
 
     @property
     def digest(self) -> str:

@@ -46,7 +46,7 @@ def refuse_short_host(host: Host, ranks: Sequence[RankPlan]) -> None:
 
 def _refuse_short_node(host: Host, ranks: Sequence[RankPlan]) -> None:
     """Experts are bound to the memory node of the card that reads them."""
-    if not _nodes_hold_all_memory(host):
+    if not nodes_hold_all_memory(host):
         return
     for node in host.numa_nodes:
         mine = [rank for rank in ranks if rank.numa_node == node.index]
@@ -62,7 +62,7 @@ def _refuse_short_node(host: Host, ranks: Sequence[RankPlan]) -> None:
             )
 
 
-def _nodes_hold_all_memory(host: Host) -> bool:
+def nodes_hold_all_memory(host: Host) -> bool:
     """Some virtual machines describe a node that holds a small part of the memory they have."""
     total = host.memory_total_bytes
     known = sum(node.memory_total_bytes or 0 for node in host.numa_nodes if not node.gpu_memory)

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from appliance.checkpoint.model import Checkpoint, ExpertShape, MoeLayer
 from appliance.errors import ApplianceError, UsageError
@@ -42,6 +43,7 @@ class Ask:
     host: str = "epyc-1p"
     expert_parallel: bool = False
     target: float = TARGET_TOKENS_PER_SECOND
+    kv_dtype: Literal["auto", "fp8"] = "auto"
 
     def __post_init__(self) -> None:
         for name in ("count", "host_bytes", "users", "context_tokens"):
@@ -59,10 +61,18 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked of a machine that is there: so many at once, so fast each."""
+
+    users: int = 6
+    target: float = TARGET_TOKENS_PER_SECOND
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """What the planner said: a plan, or why there is none; and whether it is fast enough."""
 
-    ask: Ask
+    ask: Ask | Load
     plan: Plan | None
     refusal: ApplianceError | None = None
 
@@ -95,11 +105,20 @@ def answer(checkpoint: Checkpoint, ask: Ask, heat: Heat | None = None) -> Answer
         streams=ask.users,
         context_tokens=ask.context_tokens,
         expert_parallel=ask.expert_parallel,
+        kv_dtype=ask.kv_dtype,
     )
     try:
         return Answer(ask, plan(made_up_host(ask), checkpoint, heat, policy))
     except ApplianceError as error:
         return Answer(ask, None, error)
+
+
+def answer_here(checkpoint: Checkpoint, host: Host, load: Load) -> Answer:
+    """Plan the model on a machine that is there, measured rates and all."""
+    try:
+        return Answer(load, plan(host, checkpoint, None, Policy(streams=load.users)))
+    except ApplianceError as error:
+        return Answer(load, None, error)
 
 
 def made_up_host(ask: Ask) -> Host:

@@ -6,11 +6,21 @@ from collections.abc import Sequence
 
 from appliance.checkpoint.model import Checkpoint
 from appliance.errors import UnsupportedError
-from appliance.plan.budget import GIB, ON_HOST
+from appliance.plan.budget import GIB, ON_HOST, RESIDENT, SLOTS
 from appliance.plan.hardware import gpu_model, host_model
 from appliance.plan.model import Plan
 from appliance.plan.routing import Heat
-from appliance.plan.sizing import HEADROOM, Answer, Ask, answer, changes, people
+from appliance.plan.sizing import (
+    HEADROOM,
+    Answer,
+    Ask,
+    Load,
+    answer,
+    answer_here,
+    changes,
+    people,
+)
+from preflight.host import Host
 
 # Of one kind of change the first that helps is enough.
 _MOST_OPTIONS = 4
@@ -29,6 +39,20 @@ def size_lines(checkpoint: Checkpoint, ask: Ask, heat: Heat | None = None) -> li
         lines += [f"assumes       {text}" for text in said]
     lines.append(f"answer        {_verdict(found)}")
     return lines + _options(checkpoint, found, heat)
+
+
+def lines_here(checkpoint: Checkpoint, host: Host, load: Load) -> list[str]:
+    """The same for this machine, and without what another one would give."""
+    found = answer_here(checkpoint, host, load)
+    lines = [_activation(checkpoint)]
+    if found.plan is None:
+        lines.append(f"2. memory     {found.refusal}")
+    else:
+        lines += [*_memory(found.plan), _streams(found)]
+    # Here the cards are what they are: what this release cannot serve is no question of the split.
+    foreign = isinstance(found.refusal, UnsupportedError)
+    verdict = "no: not with this release" if foreign else _verdict(found)
+    return [*lines, f"answer        {verdict}"]
 
 
 def compare_lines(
@@ -102,9 +126,9 @@ def _activation(checkpoint: Checkpoint) -> str:
 def _memory(made: Plan) -> list[str]:
     host = sum(rank.total_bytes("host") for rank in made.ranks)
     rate = made.ranks[0].link_bytes_per_second
-    step = made.predictions[0]
-    link = "unknown" if rate is None or step.link_ms_per_step is None else (
-        f"{rate / 1e9:.0f} GB/s, {step.link_ms_per_step:.1f} ms a step of one row")  # fmt: skip
+    milliseconds = made.predictions[0].link_ms_per_step if made.predictions else None
+    link = "unknown" if rate is None or milliseconds is None else (
+        f"{rate / 1e9:.0f} GB/s, {milliseconds:.1f} ms a step of one row")  # fmt: skip
     return [
         f"2. memory     {_on_host(made):.1%} of the experts wait in host memory: {host / GIB:.1f} "
         f"GiB over {len(made.ranks)} ranks with tables, load and reserve; "
@@ -154,6 +178,7 @@ def _options(checkpoint: Checkpoint, found: Answer, heat: Heat | None) -> list[s
     before = found.speed.likely if found.speed else 0.0
     lines: list[str] = []
     kinds: set[str] = set()
+    assert isinstance(found.ask, Ask)
     for words, model, ask in changes(checkpoint, found.ask):
         kind = words.split(" ", 1)[1] if words[0].isdigit() else words[:10]
         if kind in kinds or len(lines) == _MOST_OPTIONS:
@@ -173,6 +198,6 @@ def _options(checkpoint: Checkpoint, found: Answer, heat: Heat | None) -> list[s
 def _on_host(made: Plan) -> float:
     """Share of the experts' bytes that live on the host."""
     lines = [line for rank in made.ranks for line in rank.ledger]
-    away = sum(line.size_bytes for line in lines if line.part == ON_HOST)
-    held = sum(line.size_bytes for line in lines if line.part == "routed experts, resident")
-    return away / (away + held)
+    size = {part: sum(line.size_bytes for line in lines if line.part == part)
+            for part in (ON_HOST, RESIDENT, SLOTS)}  # fmt: skip
+    return (size[ON_HOST] - size[SLOTS]) / (size[ON_HOST] + size[RESIDENT])

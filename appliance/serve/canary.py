@@ -14,9 +14,9 @@ TOKENS = 16
 LIMIT_SECONDS = 120.0
 
 
-def ask_twice(host: str, port: int, keys: Path) -> int:
+def ask_twice(host: str, port: int, keys: Path, certificate: Path | None = None) -> int:
     """How many tokens both answers had. Raises CheckFailed with what was not as it must be."""
-    client = Client(host, port, first_key(keys), timeout_seconds=LIMIT_SECONDS)
+    client = Client(host, port, first_key(keys), certificate, LIMIT_SECONDS)
     name = client.get("/v1/models")["data"][0]["id"]
     first, second = (_answer(client, name) for _ in range(2))
     if not first["usage"]["completion_tokens"]:
@@ -24,7 +24,7 @@ def ask_twice(host: str, port: int, keys: Path) -> int:
     if first["choices"][0]["message"] != second["choices"][0]["message"]:
         raise CheckFailed(f"{name} gave two different greedy answers to the same question")
     try:
-        Client(host, port, "no-key").get("/v1/models")
+        Client(host, port, "no-key", certificate).get("/v1/models")
     except ServeError as error:
         if "401" not in error.message:
             raise CheckFailed(f"a wrong key was not refused as one: {error.message}") from error

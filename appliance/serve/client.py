@@ -7,9 +7,11 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from appliance.errors import ServeError
+from appliance.serve.trust import trusting
 
 EVENT_SECONDS = 600.0  # from one piece of a stream to the next
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
@@ -22,6 +24,7 @@ class Client:
     host: str
     port: int
     key: str
+    certificate: Path | None = None  # of the server, where it speaks TLS: no other is taken
     timeout_seconds: float = 10.0
 
     def is_healthy(self) -> bool:
@@ -78,7 +81,7 @@ class Client:
         self, method: str, path: str, body: object, *, timeout_seconds: float
     ) -> Iterator[http.client.HTTPResponse]:
         address = ANY_ADDRESS.get(self.host, self.host)
-        connection = http.client.HTTPConnection(address, self.port, timeout=timeout_seconds)
+        connection = self._connection(address, timeout_seconds)
         headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
         payload = None if body is None else json.dumps(body)
         try:
@@ -93,6 +96,12 @@ class Client:
             yield answer
         finally:
             connection.close()
+
+    def _connection(self, address: str, seconds: float) -> http.client.HTTPConnection:
+        if self.certificate is None:
+            return http.client.HTTPConnection(address, self.port, timeout=seconds)
+        context = trusting(self.certificate)
+        return http.client.HTTPSConnection(address, self.port, timeout=seconds, context=context)
 
 
 def _lines(answer: http.client.HTTPResponse, path: str) -> Iterator[str]:

@@ -47,4 +47,4 @@ def _control(files: Files) -> Client | None:
     state = read_state(files)
     if state is None or state.phase not in SERVING or not state.supervisor_is_running:
         return None
-    return Client(state.host, state.port, first_key(files.control_key))
+    return Client(state.host, state.port, first_key(files.control_key), state.certificate)

@@ -93,11 +93,11 @@ def inside(release: Release, argv: Sequence[str], limit_seconds: float) -> tuple
             _preload_content=False,
         )  # fmt: skip
         session.run_forever(timeout=limit_seconds)
-        text = session.read_all()
         if session.is_open():
             session.close()
             raise ServeError(f"{' '.join(argv)} did not end within {limit_seconds:.0f} s")
-        return int(session.returncode), str(text)
+        code = session.returncode  # before the output: reading that throws the verdict away
+        return int(code), str(session.read_all())
 
 
 def once(release: Release, image: str, argv: Sequence[str], *, state: bool) -> tuple[str, str]:

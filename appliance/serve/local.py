@@ -97,7 +97,7 @@ def status(files: Files) -> Status | None:
         return Status(state.model_copy(update={"phase": "failed", "message": _orphaned(state)}))
     if state.phase in ("starting", "proving"):
         return Status(state)
-    client = Client(state.host, state.port, first_key(files.control_key))
+    client = Client(state.host, state.port, first_key(files.control_key), state.certificate)
     return Status(state, _ask(client, "/appliance/state"), _ask(client, "/gateway/state"))
 
 

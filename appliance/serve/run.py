@@ -107,4 +107,5 @@ def first_state(spec: ServeSpec) -> State:
         log=spec.files.engine_log,
         keys=spec.files.keys,
         expected_load_seconds=spec.load_seconds,
+        certificate=spec.certificate,
     )

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from appliance.errors import UsageError
 from appliance.plan.model import Plan
@@ -38,6 +39,7 @@ OURS = "appliance"
 # What can be captured in a CUDA graph (expert_kernels.launch: MAX_TOKENS and MAX_PICKS).
 MOST_ROWS = 64
 MOST_PICKS = 1024
+EVERY_SIZE = 16  # streams
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,10 @@ class Wishes:
     max_body_bytes: int = 64 << 20
     max_header_bytes: int = 32 << 10
     exl3_owner: str = OURS
+    arena: Path | None = None  # a folder that `weights repack` wrote: host experts stay in it
+    tls: Literal["off", "generated", "own"] = "off"
+    certificate: Path | None = None
+    certificate_key: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,8 @@ class ServeSpec:
     start_limit_seconds: float
     drain_seconds: float
     clear_lead: float
+    certificate: Path | None = None
+    certificate_key: Path | None = None
 
     def command(self) -> str:
         """The command as a shell would take it. Holds no secret: keys are named by their files."""
@@ -97,10 +105,17 @@ def spec(plan: Plan, model: Path, plan_path: Path, wishes: Wishes, files: Files)
         raise UsageError(f"the plan mixes devices over its ranks: {', '.join(sorted(devices))}")
     model, plan_path = model.absolute(), plan_path.absolute()
     name = wishes.served_name or model.name
-    load_seconds = _load_seconds(plan)
+    load_seconds = predicted_load_seconds(plan)
+    certificate, key = wishes.certificate, wishes.certificate_key
+    if wishes.tls == "generated":
+        certificate, key = files.certificate, files.certificate_key
     learned = None if plan.cache is None else files.learned(plan.made_from.checkpoint)
     return ServeSpec(
-        argv=_argv(plan, wishes, model=model, plan_path=plan_path, name=name, learned=learned),
+        argv=(
+            *_argv(plan, wishes, model=model, plan_path=plan_path, name=name, learned=learned),
+            *(() if certificate is None else ("--ssl-certfile", str(certificate))),
+            *(() if key is None else ("--ssl-keyfile", str(key))),
+        ),
         environment=_environment(plan, wishes, files),
         files=files,
         host=wishes.host,
@@ -114,6 +129,8 @@ def spec(plan: Plan, model: Path, plan_path: Path, wishes: Wishes, files: Files)
         start_limit_seconds=wishes.start_limit_seconds or _start_limit_seconds(plan),
         drain_seconds=wishes.drain_seconds,
         clear_lead=CLEAR_LEAD[plan.ranks[0].device],
+        certificate=certificate,
+        certificate_key=key,
     )
 
 
@@ -125,6 +142,8 @@ def _argv(
     }
     if learned is not None:
         ours["appliance"]["learned"] = str(learned)
+    if wishes.arena is not None:
+        ours["appliance"]["arena"] = str(wishes.arena.absolute())
     argv = [
         wishes.engine_python,
         # Without -P a folder of the working directory could shadow a package.
@@ -135,6 +154,7 @@ def _argv(
         *("--max-num-seqs", str(plan.serving.streams)),
         *("--max-num-batched-tokens", str(_batched_tokens(plan))),
         *("--kv-cache-memory-bytes", str(plan.serving.kv_cache_bytes)),
+        *("--kv-cache-dtype", "fp8") * (plan.serving.kv_cache_dtype == "fp8"),
         *("--tensor-parallel-size", str(plan.tensor_parallel)),
         *("--enable-expert-parallel",) * plan.expert_parallel,
         *_device_arguments(plan),
@@ -167,11 +187,15 @@ def _device_arguments(plan: Plan) -> tuple[str, ...]:
         "cudagraph_mode": "FULL_DECODE_ONLY",
         "cudagraph_capture_sizes": capture_sizes(plan.serving.streams, plan.model.top_k),
     }
-    return ("--compilation-config", json.dumps(graphs))
+    # With the size of the KV cache given, vLLM only asks with it whether as much memory is free.
+    used = max(rank.total_bytes("device") / rank.device_capacity_bytes for rank in plan.ranks)
+    share = f"{min(1.0, max(0.001, used)):.3f}"
+    return ("--gpu-memory-utilization", share, "--compilation-config", json.dumps(graphs))
 
 
 def capture_sizes(streams: int, top_k: int, draft_tokens: int = 0) -> list[int]:
-    """Rows of the decode steps that are captured: of 1, 2, 4, 8, 16, ... streams, and of all.
+    """Rows of the decode steps that are captured: of every number of streams up to 16, then of each
+    eighth, and of all. A row that only fills up a graph reads experts like any other.
 
     A stream has 1 + draft_tokens rows; the launcher starts no draft model yet. Steps of more rows
     than the kernels read in place (64, and 1,024 picks) run as they come, uncaptured: to the
@@ -179,7 +203,7 @@ def capture_sizes(streams: int, top_k: int, draft_tokens: int = 0) -> list[int]:
     """
     rows = 1 + draft_tokens
     most = min(MOST_ROWS, MOST_PICKS // top_k)
-    counts = {1, 2, 4, *range(8, streams, 8), streams}
+    counts = {*range(1, min(streams, EVERY_SIZE) + 1), *range(EVERY_SIZE, streams, 8), streams}
     sizes = sorted(n * rows for n in counts if n <= streams and n * rows <= most)
     return sizes or [1]
 
@@ -212,7 +236,8 @@ def _environment(plan: Plan, wishes: Wishes, files: Files) -> dict[str, str]:
     return environment
 
 
-def _load_seconds(plan: Plan) -> float:
+def predicted_load_seconds(plan: Plan) -> float:
+    """From start to ready: imports and processes, one pass over the weights, pinning."""
     host_gib = sum(rank.total_bytes("host") for rank in plan.ranks) / (1 << 30)
     reading = plan.model.size_bytes / READ_BYTES_PER_SECOND
     return round(ENGINE_START_SECONDS + reading + host_gib * PIN_SECONDS_PER_GIB, 1)

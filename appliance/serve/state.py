@@ -61,6 +61,15 @@ class Files:
         return self.folder / "control-key"
 
     @property
+    def certificate(self) -> Path:
+        """The one that is made here, where APPLIANCE_TLS is generated."""
+        return self.folder / "tls.crt"
+
+    @property
+    def certificate_key(self) -> Path:
+        return self.folder / "tls.key"
+
+    @property
     def engine_log(self) -> Path:
         return self.folder / "engine.log"
 
@@ -93,6 +102,7 @@ class State(BaseModel):
     ready_after_seconds: float | None = None
     message: str | None = None
     fix: str | None = None
+    certificate: Path | None = None
 
     @property
     def supervisor_is_running(self) -> bool:
@@ -113,7 +123,9 @@ class State(BaseModel):
     def url(self) -> str:
         """Where clients on this host reach it."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        scheme = "http" if self.certificate is None else "https"
+        shown = f"[{host}]" if ":" in host else host
+        return f"{scheme}://{shown}:{self.port}"
 
     @property
     def seconds(self) -> float:

@@ -18,6 +18,7 @@ from appliance.serve.proof import Proof, prove
 from appliance.serve.run import TICK_SECONDS, Run, Stopped, StopRequest, first_state
 from appliance.serve.spec import REMOVED_VARIABLES, ServeSpec
 from appliance.serve.state import SERVING, State, make_folder, only_supervisor
+from appliance.serve.tls import ready_certificate
 
 # From SIGTERM to SIGKILL: when nothing is in flight any more; when nobody waits for anything.
 END_SECONDS = 30.0  # vLLM takes 17 s on a busy machine of two cores
@@ -40,6 +41,7 @@ def supervise(
         expectations = read_expectations(spec.model)
         before.require(spec)
         make_keys(spec.files)
+        ready_certificate(spec, make=spec.certificate == spec.files.certificate)
         run = Run(spec, stop, observe, first_state(spec))
         failure: BaseException | None = None
         patience = HURRY_SECONDS
@@ -64,7 +66,7 @@ def _serve(
 ) -> NoReturn:
     spec = run.spec
     _start(run, inherited)
-    client = Client(spec.host, spec.port, first_key(spec.files.control_key))
+    client = Client(spec.host, spec.port, first_key(spec.files.control_key), spec.certificate)
     _wait_healthy(run, client)
     run.become("proving")
 
@@ -138,7 +140,8 @@ def _drain(run: Run) -> bool:
 
     True where nothing is in flight any more.
     """
-    client = Client(run.spec.host, run.spec.port, first_key(run.spec.files.control_key))
+    spec = run.spec
+    client = Client(spec.host, spec.port, first_key(spec.files.control_key), spec.certificate)
     deadline = time.monotonic() + run.spec.drain_seconds
     in_flight = None
     try:

@@ -31,6 +31,7 @@ class Deployment(Strict):
     release: str
     image: str | None = None
     image_digest: str | None = None
+    image_signature: str | None = None  # minisign's, as text
     model: Path
     plan: Path | None = None
     plan_digest: str | None = None
@@ -50,6 +51,7 @@ class Upgrade(Strict):
     ended: float | None = None
     outcome: Literal["running", "committed", "undone"] = "running"
     reason: str | None = None
+    proofs: tuple[str, ...] = ()  # what is measured before and after, besides the canary
 
 
 class Book(Strict):

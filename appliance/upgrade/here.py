@@ -93,7 +93,9 @@ class Here:
         local.detach(self.supervisor(spec), spec, self.inherited, lambda state: None)
 
     def prove(self, deployment: Deployment) -> None:
-        ask_twice(self.wishes.host, self.wishes.port, self.files.keys)
+        state = read_state(self.files)
+        certificate = None if state is None else state.certificate
+        ask_twice(self.wishes.host, self.wishes.port, self.files.keys, certificate)
 
     def serves(self, deployment: Deployment) -> bool:
         state = read_state(self.files)

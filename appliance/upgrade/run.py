@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.errors import ApplianceError, ServeError, UsageError
 from appliance.upgrade.book import Book, Deployment, Upgrade, only_upgrade, read_book, write_book
-from appliance.upgrade.steps import NAMES, STEPS, Work, World, serve_previous
+from appliance.upgrade.steps import NAMES, STEPS, Proof, Work, World, serve_previous
 
 BOOK = "deployments.json"
 UNDO_TRIES = 3
@@ -23,6 +23,8 @@ class Runner:
     world: World
     folder: Path
     tell: Callable[[str], None] = lambda words: None
+    # (what is to be proved, when the upgrade began) -> how
+    prover: Callable[[str, float], Proof] | None = None
 
     @property
     def path(self) -> Path:
@@ -36,8 +38,11 @@ class Runner:
                 raise UsageError(f"release {book.current.release} is already recorded here")
             write_book(self.path, Book(current=deployment))
 
-    def upgrade(self, target: Deployment) -> Upgrade:
-        """To `target`, or back to what was served, whatever fails. The outcome says which."""
+    def upgrade(self, target: Deployment, proofs: Sequence[str] = ()) -> Upgrade:
+        """To `target`, or back to what was served, whatever fails. The outcome says which.
+
+        `proofs`: what the prover is to measure before and after, besides the world's own proof.
+        """
         with only_upgrade(self.path):
             book = read_book(self.path)
             if book.running is not None:
@@ -51,8 +56,9 @@ class Runner:
             if target == book.current:
                 raise UsageError(f"release {target.release} is what is deployed")
             started = Upgrade(
-                previous=book.current, target=target, step=NAMES[0], started=time.time()
-            )
+                previous=book.current, target=target, step=NAMES[0], started=time.time(),
+                proofs=tuple(proofs),
+            )  # fmt: skip
             return self._forward(book, started)
 
     def resume(self) -> Upgrade | None:
@@ -81,7 +87,10 @@ class Runner:
         return self.upgrade(last)
 
     def _work(self, upgrade: Upgrade) -> Work:
-        return Work(self.world, upgrade.previous, upgrade.target)
+        if upgrade.proofs and self.prover is None:
+            raise UsageError("nothing here can measure before and after")
+        proofs = [self.prover(one, upgrade.started) for one in upgrade.proofs if self.prover]
+        return Work(self.world, upgrade.previous, upgrade.target, proofs)
 
     def _forward(self, book: Book, upgrade: Upgrade) -> Upgrade:
         work = self._work(upgrade)
@@ -97,8 +106,9 @@ class Runner:
             end = {"outcome": "committed", "ended": time.time()}
             upgrade = upgrade.model_copy(update=end)
             write_book(self.path, book.closed(upgrade))
-        except (ApplianceError, OSError) as error:
-            reason = f"{upgrade.step}: {error}"
+        except Exception as error:  # noqa: BLE001 (whatever it was: the old one must serve)
+            known = isinstance(error, ApplianceError | OSError)
+            reason = f"{upgrade.step}: {error if known else repr(error)}"
             self.tell(f"{reason}; going back to {upgrade.previous.release}")
             failed = {"undoing": True, "reason": reason, "outcome": "running", "ended": None}
             return self._undo(book, upgrade.model_copy(update=failed))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,6 +52,16 @@ class World(Protocol):
         """The deployment that serves now, with what only its start could tell: digests."""
 
 
+class Proof(Protocol):
+    """What must not get worse. Both may be repeated; what was measured before is kept in files."""
+
+    def before(self) -> None:
+        """Measure the deployment that serves now."""
+
+    def after(self) -> None:
+        """Measure the new one. Raises CheckFailed with the numbers where it is worse."""
+
+
 @dataclass
 class Work:
     """What the steps act on; `target` gains its plan on the way."""
@@ -59,10 +69,22 @@ class Work:
     world: World
     previous: Deployment
     target: Deployment
+    proofs: Sequence[Proof] = ()
 
 
 def _plan(work: Work) -> None:
     work.target = work.world.plan(work.target)
+
+
+def _measure(work: Work) -> None:
+    for proof in work.proofs:
+        proof.before()
+
+
+def _prove(work: Work) -> None:
+    work.world.prove(work.target)
+    for proof in work.proofs:
+        proof.after()
 
 
 def _record(work: Work) -> None:
@@ -94,6 +116,7 @@ STEPS = (
     Step("verify", lambda work: work.world.verify(work.target)),
     Step("preflight", lambda work: work.world.preflight(work.target)),
     Step("plan", _plan),
+    Step("measure", _measure),
     Step("drain", lambda work: work.world.drain()),
     Step("stop", lambda work: work.world.stop()),
     Step(
@@ -102,7 +125,7 @@ STEPS = (
         lambda work: work.world.migrate(work.previous.schema_version, work.target),
     ),
     Step("switch", lambda work: work.world.start(work.target), lambda work: work.world.stop()),
-    Step("prove", lambda work: work.world.prove(work.target)),
+    Step("prove", _prove),
     # Committing is the write of the book that follows: see run.py.
     Step("commit", _record),
 )

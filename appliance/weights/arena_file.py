@@ -84,6 +84,23 @@ def header_for(checkpoint: Checkpoint, rank: int, parts: int) -> ArenaHeader:
     )
 
 
+def arena_path(folder: Path, rank: int, parts: int) -> Path:
+    """Where `weights repack` puts the file of one rank."""
+    return folder / f"arena-{rank}-of-{parts}.bin"
+
+
+def open_arena(folder: Path, checkpoint: Checkpoint, rank: int, parts: int) -> ArenaFile:
+    """This rank's file. Raises WeightsError unless it was made of this very checkpoint."""
+    found = ArenaFile.open(arena_path(folder, rank, parts))
+    if found.header != header_for(checkpoint, rank, parts):
+        raise WeightsError(
+            f"{found.path} was made of another checkpoint ({found.header.checkpoint[:12]}, this is "
+            f"{checkpoint.digest[:12]}) or for another rank",
+            fix=f"appliance weights repack {folder} --parts {parts}",
+        )
+    return found
+
+
 @dataclass(frozen=True)
 class ArenaFile:
     """One arena file: `data_start` is where its first block begins."""

@@ -10,7 +10,7 @@ from appliance.checkpoint.model import Checkpoint, MoeLayer, ProjectionShape
 from appliance.checkpoint.safetensors import read_bytes
 from appliance.errors import WeightsError
 from appliance.weights import guard
-from appliance.weights.arena_file import ArenaFile, header_for
+from appliance.weights.arena_file import ArenaFile, arena_path, header_for
 
 DOWN = 2
 
@@ -32,7 +32,7 @@ def repack(
         if total > free:
             raise WeightsError(f"arena files of {total:,} bytes do not fit {free:,} free")
         for rank, header in enumerate(headers):
-            path = folder / f"arena-{rank}-of-{parts}.bin"
+            path = arena_path(folder, rank, parts)
             with durable.writing(path, alone=True) as out:
                 out.write(header.to_bytes())
                 for blocks, layer in zip(header.layers, checkpoint.target_layers, strict=True):

@@ -55,6 +55,9 @@ requests:
   "APPLIANCE_IGNORE_CHECKS" (join "," $s.ignoreChecks)
   "APPLIANCE_SERVED_NAME" $s.servedName
   "APPLIANCE_IMAGE_DIGEST" .Values.image.digest
+  "APPLIANCE_TLS" (ternary "own" "off" (ne .Values.tls.existingSecret ""))
+  "APPLIANCE_TLS_CERTIFICATE" (ternary "/run/tls/tls.crt" "" (ne .Values.tls.existingSecret ""))
+  "APPLIANCE_TLS_KEY" (ternary "/run/tls/tls.key" "" (ne .Values.tls.existingSecret ""))
   "APPLIANCE_EXL3_OWNER" $s.exl3Owner
   "APPLIANCE_RECORD" .Values.record -}}
 {{- if not .Values.demo }}{{ $_ := set $set "APPLIANCE_MODEL" .Values.model.path }}{{ end -}}

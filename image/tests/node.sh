@@ -14,7 +14,9 @@ sysctls="vm.overcommit_memory kernel.panic kernel.panic_on_oops net.netfilter.nf
 background() {
     local name=$1
     shift
-    (cd "$node" && setsid nohup "$@" >"$name.log" 2>&1 & echo $! >"$node/$name.pid")
+    cd "$node"
+    setsid nohup "$@" >"$name.log" 2>&1 &
+    echo $! >"$node/$name.pid"
 }
 
 start() {
@@ -41,6 +43,7 @@ start() {
 }
 
 stop() {
+    [ -d "$node" ] || return 0
     for name in plugin dns proxy kubelet sched kcm api etcd; do
         [ -f "$node/$name.pid" ] && kill "$(cat "$node/$name.pid")" 2>/dev/null || true
     done

@@ -9,8 +9,9 @@
 //                   these 128 columns adds every token's picks in ascending order of expert
 //
 // Every sum has one order, whoever does it and whenever, so the result's bits depend neither on
-// homes nor on timing. A block waits only for units with lower tickets of its own queue, which
-// other blocks hold already: no deadlock, whatever the number of blocks.
+// homes nor on timing. A block may hold the unit it works on and the next one, whose weights come
+// while this one ends. It waits only for units that were taken before its own, and works in the order
+// in which it took them: no deadlock, whatever the number of blocks.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -29,7 +30,7 @@ __device__ __forceinline__ void wait_for_earlier_kernels() {
 
 static __device__ void rotate_one(const ExpertsDecode& c, int pick, int projection, int block) {
     const int64_t id = id_at(c, pick);
-    if (!is_here(c, id)) return;
+    if (home_of(c, id) == kNowhere) return;
     const auto* suh = reinterpret_cast<const __half*>(c.table[9 * id + 3 * projection + 1]);
     const int at = 128 * block + 4 * (threadIdx.x & 31);
     float v[4], s[4];
@@ -171,7 +172,10 @@ struct Layer {
                 __syncwarp();
                 *walk = &s.next[warp];
                 if (c.bits8[projection_of(following, warp)] != bits8) return kNothing;
-                if (following.down) return acts_done(c, following.entry) < blocks ? kWeights : kWeightsAndInputs;
+                if (following.down) {
+                    const bool done = acts_done(c, following.entry) >= blocks;
+                    return __all_sync(0xFFFFFFFFu, done) ? kWeightsAndInputs : kWeights;
+                }
                 wait_for_earlier_kernels();
                 return kWeightsAndInputs;
             };
@@ -317,10 +321,10 @@ __global__ void __launch_bounds__(kThreads, 2) routed_layer(const ExpertsDecode 
     for (int i = threadIdx.x; i < c.hidden / 128; i += kThreads) c.control[at.done + i] = 0;
 }
 
-// Starts while the kernel before it runs: it waits for that itself, where it must.
+// With `early_start` it starts while the kernel before it runs: it waits for that itself, where it must.
 template <typename Kernel>
-int launch_early(
-    Kernel kernel, dim3 grid, int shared_bytes, const ExpertsDecode& c, cudaStream_t stream) {
+int launch_kernel(
+    Kernel kernel, dim3 grid, int shared_bytes, bool early_start, const ExpertsDecode& c, cudaStream_t stream) {
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
@@ -330,7 +334,7 @@ int launch_early(
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     config.attrs = &early;
-    config.numAttrs = c.overlap ? 1 : 0;
+    config.numAttrs = early_start ? 1 : 0;
     return cudaLaunchKernelEx(&config, kernel, c);
 }
 
@@ -338,13 +342,13 @@ template <int CODEBOOK, int GROUPS>
 int launch(const ExpertsDecode& c, cudaStream_t stream) {
     const int picks = c.tokens * c.top_k;
     const dim3 grid((c.hidden / 128 + kWarps - 1) / kWarps, picks, 2);
-    if (const int e = launch_early(rotate_inputs, grid, 0, c, stream)) return e;
+    if (const int e = launch_kernel(rotate_inputs, grid, 0, (c.overlap & 2) != 0, c, stream)) return e;
     const auto kernel = routed_layer<CODEBOOK, GROUPS>;
     const int bytes = Layer<CODEBOOK, GROUPS>::shared_bytes(c.ring_bytes);
     if (const cudaError_t e =
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
         return e;
-    return launch_early(kernel, dim3(c.blocks), bytes, c, stream);
+    return launch_kernel(kernel, dim3(c.blocks), bytes, (c.overlap & 1) != 0, c, stream);
 }
 
 template <int CODEBOOK>

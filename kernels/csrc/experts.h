@@ -43,7 +43,8 @@ typedef struct {
                                  // all host_blocks look for host experts first
     int32_t ring_bytes;          // of a warp, as stream.cuh has it for the device's architecture
     int32_t weight_on_input;
-    int32_t overlap;             // start reading weights while the inputs are being rotated
+    int32_t overlap;             // 1: start reading weights while the inputs are being rotated;
+                                 // 2: start rotating while the kernel before the call ends
     float swiglu_limit;          // <= 0: none
 } ExpertsDecode;
 
@@ -107,6 +108,13 @@ int experts_prefill(const ExpertsPrefill* call, int step, void* stream);
 // From inputs to y for `count` pieces of the group at once; `pieces` is in device memory.
 int experts_pieces(
     const ExpertsPrefill* call, const ExpertsPiece* pieces, int count, const int* bits8, int codebook, void* stream);
+// Rows of a table at any address the device can read, decoded into out [count][256]; ids[i] == -1
+// gives zeros, another number outside gives NaN. With `place` the ids are sorted, place[i] is where
+// row i goes, and equal ids are read once. Layouts: expert_kernels/lookup.py.
+enum { EXPERTS_INT4 = 0, EXPERTS_FP8 = 1, EXPERTS_LOOKUP_VALUES = 256 };
+int experts_lookup(
+    const void* table, int64_t rows, const int64_t* ids, const int64_t* place, int64_t count, void* out, int format,
+    int dtype, void* stream);
 // cudaMemcpyAsync between any two addresses.
 int experts_copy(void* to, const void* from, int64_t bytes, void* stream);
 

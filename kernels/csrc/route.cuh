@@ -13,7 +13,7 @@ constexpr uint16_t kNobody = 0xFFFF;  // order of a pick of another rank's exper
 constexpr uint16_t kNotHere = 0xFFFE;  // of an expert with no address, or no such row
 
 struct Routing {
-    int32_t expert_state[kMaxExperts];  // picks, then host << 16 | picks, then first position
+    int32_t expert_state[kMaxExperts];  // host << 16 | picks, then first position
     uint16_t rank[kMaxPicks];           // of a pick among its expert's, or kNobody, kNotHere
     uint16_t order[kMaxPicks];          // picks sorted by entry
     uint16_t entry_expert[kMaxPicks], entry_start[kMaxPicks], entry_rows[kMaxPicks];
@@ -26,23 +26,29 @@ __device__ __forceinline__ int64_t id_at(const ExpertsDecode& c, int pick) {
                         : static_cast<const int32_t*>(c.ids)[pick];
 }
 
-__device__ __forceinline__ bool is_here(const ExpertsDecode& c, int64_t id) {
-    if (id < 0 || id >= c.experts) return false;
+enum Home { kNowhere, kOnDevice, kOnHost };
+
+__device__ __forceinline__ Home home_of(const ExpertsDecode& c, int64_t id) {
+    if (id < 0 || id >= c.experts) return kNowhere;
     const int64_t* row = c.table + 9 * id;
     bool here = true;
 #pragma unroll
     for (int i = 0; i < 9; ++i) here = here && row[i] != 0;
-    return here;
+    const uint64_t at = static_cast<uint64_t>(row[0]);
+    return !here ? kNowhere : at >= c.host_begin && at < c.host_end ? kOnHost : kOnDevice;
 }
 
 // Called by all kThreads threads of a block; ends with a barrier.
 __device__ inline void route(const ExpertsDecode& c, Routing& r) {
     const int picks = c.tokens * c.top_k, thread = threadIdx.x, lane = thread & 31;
     for (int e = thread; e < c.experts; e += kThreads) r.expert_state[e] = 0;
-    // The slow reads first, by everybody: rank says for now whether the expert is here.
+    // The slow reads first, by everybody: rank says for now whether the expert is here, entry_rows
+    // whether on the host.
     for (int p = thread; p < picks; p += kThreads) {
         const int64_t id = id_at(c, p);
-        r.rank[p] = id == -1 ? kNobody : is_here(c, id) ? 0 : kNotHere;
+        const Home home = home_of(c, id);
+        r.rank[p] = id == -1 ? kNobody : home == kNowhere ? kNotHere : 0;
+        r.entry_rows[p] = home == kOnHost;
         r.order[p] = static_cast<uint16_t>(id);
     }
     __syncthreads();
@@ -53,19 +59,14 @@ __device__ inline void route(const ExpertsDecode& c, Routing& r) {
             const int e = valid ? r.order[p] : -1 - lane;
             const uint32_t same = __match_any_sync(0xFFFFFFFFu, e);
             const int before = __popc(same & ((1u << lane) - 1u));
-            if (valid) r.rank[p] = static_cast<uint16_t>(r.expert_state[e] + before);
+            const int state = valid ? r.expert_state[e] : 0;
+            if (valid) r.rank[p] = static_cast<uint16_t>((state & 0xFFFF) + before);
             __syncwarp();
-            if (valid && before == 0) r.expert_state[e] += __popc(same);
+            if (valid && before == 0) r.expert_state[e] = (state + __popc(same)) | r.entry_rows[p] << 16;
             __syncwarp();
         }
     }
-    __syncthreads();
-    for (int e = thread; e < c.experts; e += kThreads) {
-        if (r.expert_state[e] == 0) continue;
-        const uint64_t at = static_cast<uint64_t>(c.table[9 * e]);
-        if (at >= c.host_begin && at < c.host_end) r.expert_state[e] |= 1 << 16;
-    }
-    __syncthreads();
+    // The same warp goes on: it alone has read entry_rows, and writes it anew.
     if (thread < 32) {
         const int rows = 8 * c.groups;
         int entries = 0, start = 0;

@@ -17,6 +17,7 @@ import torch
 from expert_kernels import build, launch
 
 if TYPE_CHECKING:
+    from expert_kernels.lookup import RowTable
     from expert_kernels.ops import ExpertTable
 
 ABI = 6
@@ -98,6 +99,9 @@ def library(architecture: str) -> ctypes.CDLL:
     lib.experts_rotate_out.argtypes = [_P, _P, _P, *[ctypes.c_int] * 6, _P]
     lib.experts_prefill.argtypes = [_P, ctypes.c_int, _P]
     lib.experts_pieces.argtypes = [_P, _P, ctypes.c_int, _P, ctypes.c_int, _P]
+    lib.experts_lookup.argtypes = [
+        *(_P, ctypes.c_int64, _P, _P, ctypes.c_int64, _P, ctypes.c_int, ctypes.c_int, _P)
+    ]
     lib.experts_copy.argtypes = [_P, _P, ctypes.c_int64, _P]
     if lib.experts_abi() != ABI:
         raise build.BuildError(
@@ -187,7 +191,7 @@ def decode(
     counters: DeviceCounters | None = None,
     fill: torch.Tensor | None = None,
     chosen: launch.DecodeLaunch | None = None,
-    overlap: bool = True,
+    overlap: int = 1,
 ) -> torch.Tensor:
     """`ops.experts` for 1 to 64 tokens: weights read in place, once an expert, no host sync.
 
@@ -247,4 +251,21 @@ def reconstruct(
         address, out.data_ptr(), k, n, int(8 * bits), CODEBOOKS[codebook], stream
     )
     check(lib, code, f"reconstruct {k} x {n}, K = {bits:g}")
+    return out
+
+
+def lookup(ids: torch.Tensor, table: RowTable, dtype: torch.dtype) -> torch.Tensor:
+    """`lookup.lookup` for int64 ids [n] on a GPU, one at least. Arguments are checked there."""
+    from expert_kernels.lookup import FORMATS, SORTED_FROM, VALUES
+
+    lib, count = library_for(ids.device), len(ids)
+    out = torch.empty(count, VALUES, dtype=dtype, device=ids.device)
+    ids, place = ids.sort() if count >= SORTED_FROM else (ids.contiguous(), None)
+    stream = torch.cuda.current_stream(ids.device).cuda_stream
+    code = lib.experts_lookup(
+        *(table.address, table.rows, ids.data_ptr()),
+        *(None if place is None else place.data_ptr(), count, out.data_ptr()),
+        *(FORMATS[table.format], DTYPES[dtype], stream),
+    )
+    check(lib, code, f"lookup of {count:,} rows")
     return out

@@ -4,12 +4,13 @@ trellis. For checks and measurements; layout as the engine's arena has it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 
-from expert_kernels import reference
+from expert_kernels import cuda, launch, reference
 from expert_kernels.ops import ExpertTable
 
 BLOCK_ALIGNMENT_BYTES = 4096
@@ -134,6 +135,19 @@ class RandomExperts:
 
 def _aligned(memory: torch.Tensor) -> int:
     return -(-memory.data_ptr() // BLOCK_ALIGNMENT_BYTES) * BLOCK_ALIGNMENT_BYTES
+
+
+def roomy(shape: Shape, top_k: int) -> launch.DecodeLaunch:
+    """The usual launch for up to 8 tokens, with scratch for more parts of k than it cuts."""
+    device = torch.device("cuda")
+    work = cuda.scratch(device, shape.hidden, shape.intermediate, top_k)
+    usual = work.launch_for(1)
+    most = dataclasses.replace(usual, split_a=8, split_b=4)
+    need = launch.workspace(most, 8 * top_k, shape.hidden, shape.intermediate)
+    for name in ("partial_a", "partial_b"):
+        size = max(getattr(need, name), work.buffers[name].numel())
+        work.buffers[name] = torch.empty(size, dtype=torch.uint8, device=device)
+    return usual
 
 
 def routing(

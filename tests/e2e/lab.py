@@ -55,12 +55,15 @@ class Lab:
         plan: Plan,
         prompts: dict[str, Any],
         environment: dict[str, str] | None = None,
+        arena: Path | None = None,
         **options: Any,
     ) -> Outputs:
-        """Serve the checkpoint on `plan` and generate greedily."""
+        """Serve the checkpoint on `plan`, host experts in `arena` if given, generate greedily."""
         plan_file = self.folder / f"{name}.plan.json"
         plan.write(plan_file)
         ours = {"appliance": {"plan": str(plan_file), "checkpoint": str(self.path)}}
+        if arena is not None:
+            ours["appliance"]["arena"] = str(arena)
         options["additional_config"] = ours
         return self._run(name, self.path, prompts, options, environment or {})
 

@@ -14,6 +14,7 @@ from e2e.lab import OVERLAY, Lab, MakeLab, Outputs
 from appliance.engine.dense_twin import write_dense_twin
 from appliance.plan.planner import plan
 from appliance.plan.request import Policy
+from appliance.weights.repack import repack
 from preflight import inspect
 from preflight.source import Live
 
@@ -71,6 +72,10 @@ def test_placement_ranks_and_format_change_no_token(
         name: serve(model, name, prompts, share, slots=slots)
         for name, (share, slots) in PLACEMENTS.items()
     }
+    packed = model.folder / "packed"
+    repack(model.checkpoint, packed, 1, lambda done, total: None)
+    served["in a file"] = serve(model, "file", prompts, 0.75, slots=2, arena=packed)
+    assert served["in a file"]["state"][0]["host_pages"] == "file"
     assert len(tokens(served["half"])) == 20
     assert {len(row) for row in tokens(served["half"])} == {64}
     for outputs in served.values():

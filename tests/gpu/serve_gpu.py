@@ -292,6 +292,7 @@ def start(
     environment = {
         **engine_environment(work / "plugin"),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
     with (work / f"{case}.log").open("w") as log:
         command = [sys.executable, str(Path(__file__)), "--work", str(work), "--case", case]

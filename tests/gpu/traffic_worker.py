@@ -76,6 +76,10 @@ class DrawnRouter:
         return (logits, None) if self.returns_bias else logits
 
 
+class MadeInMemoryWorker(Worker):
+    """Importing this module is what registers the loader; the routers stay the model's own."""
+
+
 class TrafficWorker(Worker):
     def load_model(self, *args: Any, **options: Any) -> None:
         super().load_model(*args, **options)

@@ -201,14 +201,21 @@ def prepare(lab: Lab) -> None:
     assert code == 0, text
 
 
-def main(count: int, folder: Path) -> int:
+def environment_of(folder: Path) -> dict[str, str]:
+    """The appliance of this checkout, with a state directory of its own and no other setting."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("APPLIANCE_")}
+    path = [str(REPOSITORY), str(REPOSITORY / "kernels"), *filter(None, [kept.get("PYTHONPATH")])]
+    return {
+        **kept,
+        "APPLIANCE_STATE_DIR": str(folder / "state"),
+        "PYTHONPATH": os.pathsep.join(path),
+    }
+
+
+def main(count: int, folder: Path) -> int:
     lab = Lab(folder, {
-        **kept, "APPLIANCE_STATE_DIR": str(folder / "state"), "APPLIANCE_PORT": "18400",
-        "APPLIANCE_DRAIN_SECONDS": "20", "APPLIANCE_START_LIMIT_SECONDS": "240",
-        "PYTHONPATH": os.pathsep.join(
-            [str(REPOSITORY), str(REPOSITORY / "kernels"), *filter(None, [kept.get("PYTHONPATH")])]
-        ),
+        **environment_of(folder), "APPLIANCE_PORT": "18400", "APPLIANCE_DRAIN_SECONDS": "20",
+        "APPLIANCE_START_LIMIT_SECONDS": "240",
     })  # fmt: skip
     lab.state.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=512m,mode=700", "upgrades", str(lab.state)]

@@ -6,39 +6,43 @@ import dataclasses
 import sys
 from collections.abc import Iterator
 
-import torch
-
-from expert_kernels import launch
 from expert_kernels.bench_gpu.timing import CALLS, SHAPES, Facts, Problem, alone
-from expert_kernels.synthetic import RandomExperts
+from expert_kernels.synthetic import RandomExperts, roomy
 
-TOUCHED_TOP_K_HOST = (
-    *((1, 1, 1), (1, 6, 1), (6, 6, 6), (6, 6, 0), (6, 6, 1), (6, 6, 2)),
-    *((24, 6, 1), (24, 6, 2), (36, 6, 0), (36, 6, 2), (36, 6, 3)),
+# touched, top_k, on the host. Choices of one case are measured beside each other.
+CASES = (
+    *((1, 1, 1), (1, 6, 1), (6, 6, 6), (6, 6, 1), (24, 6, 1), (24, 6, 2), (36, 6, 3)),
+    *((1, 1, 0), (2, 2, 0), (6, 6, 0), (12, 6, 0), (24, 6, 0), (48, 6, 0)),
 )
+SPLITS = ((2, 1), (4, 1), (4, 2), (8, 2), (8, 4))
+
+
+def _choices(touched: int, hosts: int) -> Iterator[Facts]:
+    for a, b in SPLITS:
+        for blocks in (32, 48, 64, 96) if hosts else (64,):
+            yield {"split_a": a, "split_b": b, "host_blocks": blocks}
+    yield {"overlap": 3}
+    if 0 < hosts < touched:
+        for n in (12, 16, 20, 24):
+            yield {"split_a": 4, "split_b": 2, "link_blocks": n, "link_entries": 0}
 
 
 def measure(repeats: int) -> Iterator[Facts]:
-    shape, repeats = SHAPES[0], max(1, repeats // 4)
-    experts = RandomExperts(36 * CALLS, shape)
-    count = torch.cuda.get_device_properties(0).multi_processor_count
-    for touched, top_k, hosts in TOUCHED_TOP_K_HOST:
-        problem = Problem(experts, touched, top_k, hosts, repeats)
-        usual = launch.decode(
-            max(1, touched // top_k), shape.hidden, shape.intermediate, count, top_k=top_k
-        )
-        facts = {"touched": touched, "top_k": top_k, "host": hosts}
-        yield {**facts, "us": problem.microseconds()}
-        yield {**facts, "overlap": False, "us": problem.microseconds(overlap=False)}
-        changes: list[Facts] = [
-            *({"host_blocks": n} for n in (32, 48, 72, 96, 132) if hosts),
-            *({"link_blocks": n} for n in (8, 12, 20, 24) if 0 < hosts < touched),
-            *({"link_entries": n} for n in (0, 1 << 20) if 0 < hosts < touched),
-            *({"split_a": n} for n in (1, 2, 4) if n < usual.split_a),
-        ]
-        for change in changes:
-            us = problem.microseconds(chosen=dataclasses.replace(usual, **change))
-            yield {**facts, **change, "us": us}
+    repeats = max(1, repeats // 8)
+    for shape in SHAPES:
+        experts = RandomExperts(48 * CALLS, shape)
+        for touched, top_k, hosts in CASES:
+            if shape is not SHAPES[0] and 0 < hosts < touched:
+                continue  # of mixed layers the first shape's are claimed
+            problem = Problem(experts, touched, top_k, hosts, repeats)
+            usual = roomy(shape, top_k)
+            facts = {"hidden": shape.hidden, "touched": touched, "top_k": top_k, "host": hosts}
+            yield {**facts, "us": problem.microseconds()}
+            for choice in _choices(touched, hosts):
+                fields = {k: v for k, v in choice.items() if k != "overlap"}
+                chosen = dataclasses.replace(usual, **fields)
+                us = problem.microseconds(chosen=chosen, overlap=choice.get("overlap", 1))
+                yield {**facts, **choice, "us": us}
 
 
 if __name__ == "__main__":

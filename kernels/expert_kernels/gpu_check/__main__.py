@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import torch
 
 from expert_kernels import build, cuda
-from expert_kernels.gpu_check import decode, dense, graphs, write_through
+from expert_kernels.gpu_check import decode, dense, graphs, rows, small, write_through
 from expert_kernels.gpu_check.compare import Facts, Section
 
 
@@ -121,12 +121,15 @@ def main(argv: list[str] | None = None) -> int:
         "reconstruct": dense.reconstruct,
         "formats": decode.formats,
         "rows": decode.rows,
+        "splits": decode.splits,
         "odd_picks": decode.odd_picks,
         "real_shapes": decode.real_shapes,
         "prefill": dense.prefill,
         "prefill_formats": dense.prefill_formats,
         "linear": dense.linear,
         "write_through": write_through.write_through,
+        "lookups": rows.lookups,
+        "small": small.small,
         "graph": graphs.graph,
         "back_to_back": graphs.back_to_back,
         "stress": lambda: graphs.stress(a.steps, a.stress_seconds),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from expert_kernels import cuda
+from expert_kernels import cuda, launch
 from expert_kernels.synthetic import RandomExperts, routing
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-3, torch.bfloat16: 4e-3}
@@ -33,11 +33,13 @@ def compare(
     seed: int = 0,
     limit: float | None = None,
     weight_on_input: bool = False,
-    overlap: bool = True,
+    overlap: int = 1,
+    chosen: launch.DecodeLaunch | None = None,
 ) -> Facts:
     x = inputs(tokens, experts.shape.hidden, dtype, seed)
     weights, ids = routing(tokens, top_k, experts.count, seed=seed)
     options: Facts = {"swiglu_limit": limit, "weight_on_input": weight_on_input, "overlap": overlap}
+    options["chosen"] = chosen
     half = set(range(0, experts.count, 2))
     outs = [
         cuda.decode(x, weights, ids, experts.table(homes), **options)

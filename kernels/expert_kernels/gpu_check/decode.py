@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import torch
 
 from expert_kernels import codec, cuda, ops
 from expert_kernels.gpu_check.compare import TOLERANCE, Facts, compare, inputs
-from expert_kernels.synthetic import RandomExperts, Shape, routing
+from expert_kernels.synthetic import RandomExperts, Shape, roomy, routing
 
 
 def formats() -> Iterator[Facts]:
@@ -35,7 +36,25 @@ def rows() -> Iterator[Facts]:
             "weight_on_input": True,
             **compare(experts, tokens, 1, torch.float16, weight_on_input=True),
         }
-        yield {"overlap": False, **compare(experts, tokens, 2, torch.float16, overlap=False)}
+        for overlap in (0, 3):
+            yield {
+                "overlap": overlap,
+                **compare(experts, tokens, 2, torch.float16, overlap=overlap),
+            }
+
+
+def splits() -> Iterator[Facts]:
+    """Parts of k that launch.py may choose, down to a ring's length, and more than blocks."""
+    for shape in (Shape(1024, 512), Shape(5120, 2304)):
+        experts, usual = RandomExperts(6, shape), roomy(shape, 3)
+        for split_a in (1, 2, 4, 8):
+            for split_b in (1, 2, 4):
+                for tokens, blocks in ((1, usual.blocks), (7, usual.blocks), (3, 5)):
+                    chosen = dataclasses.replace(
+                        usual, split_a=split_a, split_b=split_b, blocks=blocks
+                    )
+                    facts = compare(experts, tokens, 3, torch.float16, seed=tokens, chosen=chosen)
+                    yield {"split_a": split_a, "split_b": split_b, "blocks": blocks, **facts}
 
 
 def real_shapes() -> Iterator[Facts]:

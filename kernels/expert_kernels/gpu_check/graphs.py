@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Iterator
@@ -48,14 +49,16 @@ def back_to_back() -> Iterator[Facts]:
     for seed in range(6):
         experts = RandomExperts(16, Shape(1024, 512), seed=seed)
         layers.append((experts, experts.table(range(seed, 16, 2))))
-    for tokens in (1, 6, 8, 30, 64):
+    for tokens, overlap in itertools.product((1, 6, 8, 30, 64), (1, 3)):
         x = inputs(tokens, 1024, torch.float16, tokens)
         routes = [routing(tokens, 6, 16, seed=100 * tokens + i) for i in range(len(layers))]
 
-        def chain(wait: bool, x: torch.Tensor = x, routes: Any = routes) -> list[torch.Tensor]:
+        def chain(
+            wait: bool, x: torch.Tensor = x, routes: Any = routes, overlap: int = overlap
+        ) -> list[torch.Tensor]:
             outs, left = [], x
             for (_, table), (weights, ids) in zip(layers, routes, strict=True):
-                left = cuda.decode(left, weights, ids, table)
+                left = cuda.decode(left, weights, ids, table, overlap=overlap)
                 if wait:
                     torch.cuda.synchronize()
                 outs.append(left)
@@ -81,6 +84,7 @@ def back_to_back() -> Iterator[Facts]:
         yield {
             "ok": finite and not wrong and not graphs,
             "tokens": tokens,
+            "overlap": overlap,
             "wrong_eager": wrong,
             "wrong_in_graphs": graphs,
         }

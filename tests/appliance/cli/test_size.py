@@ -1,6 +1,11 @@
 """size: a model on machines nobody has, and machines side by side."""
 
+import json
+import re
+
 import pytest
+
+from appliance.checkpoint.exl3 import read_checkpoint
 
 
 @pytest.fixture
@@ -55,6 +60,53 @@ def test_an_impossible_machine_is_one_sentence_with_the_way_out(sized, words, me
 def test_a_model_that_is_no_folder_names_the_known_ones(appliance):
     said = appliance("size", "nope", *MACHINE, "--count", 2)
     assert said.code == 2 and "glm-5.3-flash" in said.err
+
+
+def test_a_listing_of_headers_and_a_manifest_answer_as_the_folder_does(
+    appliance, made_model, tmp_path
+):
+    listing = tmp_path / "tiny.json"
+    whole = appliance("size", made_model, *MACHINE, "--count", 2, "--listing", listing)
+    assert whole.code == 0, whole.err
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text(
+        json.dumps({"files": [], "checkpoint": {"outline": json.loads(listing.read_text())}})
+    )
+    for given in (listing, manifest):
+        assert appliance("size", given, *MACHINE, "--count", 2).out == whole.out
+    headers = tmp_path / "headers.json"
+    tensors = {t.name: {"dtype": t.dtype, "shape": t.shape}
+               for t in read_checkpoint(made_model).tensors.values()}  # fmt: skip
+    config = json.loads((made_model / "config.json").read_text())
+    headers.write_text(json.dumps({"config": config, "tensors": tensors}))
+    assert appliance("size", headers, *MACHINE, "--count", 2).out == whole.out
+
+
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        ({"files": [], "checkpoint": {"family": "glm"}}, "no outline of its headers"),
+        ({"config": {}, "tensors": {}}, "names no tensor"),
+        ({"config": {}, "tensors": {"a": {"dtype": "I17", "shape": [1]}}}, "a needs a dtype"),
+        ({"config": {}, "tensors": {"a": {"dtype": "I16", "shape": [-1]}}}, "a needs a dtype"),
+        ({"model": "x"}, "neither a manifest nor a listing"),
+        ({"dense": [], "layers": 3}, "family: Field required"),
+        ("{", "is not JSON"),
+    ],
+)
+def test_a_file_that_is_no_listing_is_one_sentence(appliance, tmp_path, held, message):
+    file = tmp_path / "file.json"
+    file.write_text(held if isinstance(held, str) else json.dumps(held))
+    said = appliance("size", file, *MACHINE, "--count", 2)
+    assert said.code in (1, 2) and said.out == "" and message in said.err
+
+
+def test_an_fp8_cache_leaves_more_of_a_card_to_experts(appliance, made_model):
+    long = ("--gpu", "rtx-pro-6000", "--host-ram", "256GiB", "--count", 1, "--context", "32K")
+    auto = appliance("size", "glm-5.3-flash", *long)
+    fp8 = appliance("size", "glm-5.3-flash", *long, "--kv-dtype", "fp8")
+    waiting = [float(re.search(r"([\d.]+)% of the experts wait", s.out)[1]) for s in (auto, fp8)]
+    assert waiting[1] < waiting[0]
 
 
 def test_a_known_model_needs_no_folder(appliance):

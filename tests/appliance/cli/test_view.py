@@ -1,6 +1,7 @@
 """What people read about the experts' homes."""
 
 from appliance.cli.view import home_rows
+from appliance.serve.load import cold_share
 
 
 def rank(number: int, device: int, host: int, read: int) -> dict:
@@ -23,3 +24,8 @@ def test_each_rank_has_its_homes_and_what_it_read():
 
 def test_an_engine_that_gives_no_answer_gives_no_rows():
     assert home_rows(None) == []
+
+
+def test_the_cold_share_is_of_all_picks_of_all_ranks_and_unknown_before_the_first():
+    assert cold_share({"ranks": [rank(0, 60, 20, 0), rank(1, 20, 0, 0)]}) == 0.2
+    assert cold_share({"ranks": [rank(0, 0, 0, 0)]}) is None and cold_share(None) is None

@@ -64,9 +64,10 @@ class Rank:
                 strict=True,
             ):
                 self.book.numbers[place] = address
-        self.cache: SlotCache = open_cache(
-            self.arena, self.book, self.counters, rules, learned or {}
-        )
+        with torch.device("meta"):  # a model is built with another default device than the CPU
+            self.cache: SlotCache = open_cache(
+                self.arena, self.book, self.counters, rules, learned or {}
+            )
         self.cache.start()
 
     def stored(self, layer: int, expert: int, projection: int) -> torch.Tensor:

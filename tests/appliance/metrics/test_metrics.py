@@ -4,7 +4,7 @@ import pytest
 from machines import machine
 from prometheus_client.parser import text_string_to_metric_families
 
-from appliance.metrics import COLLECTORS, PREFIX, Facts, page
+from appliance.metrics import COLLECTORS, PREFIX, Facts, groups, page
 from appliance.plan.model import (
     LayerPlacement,
     LedgerLine,
@@ -24,6 +24,11 @@ ENGINE = {
             "homes": {"device": {"experts": 5, "bytes": 50}, "host": {"experts": 3, "bytes": 30}},
             "picks": {"device": 90, "host": 10},
             "host_bytes_read": 4096,
+            "promotions": 7,
+            "layers": {
+                str(n): {"device": 80 + n, "slot": 6, "host": 4, "host_bytes_read": 1000}
+                for n in range(40)
+            },
         }
     ]
 }
@@ -118,3 +123,20 @@ def test_every_collector_says_how_long_it_took_and_whether_it_worked(name):
 def test_quotes_and_line_breaks_in_labels_do_not_break_the_text():
     found = samples(Facts(release='1 "two"\nthree\\'))
     assert found[PREFIX + "info", "", '1 "two"\nthree\\'] == 1
+
+
+def test_layers_are_counted_in_at_most_eight_groups_and_nothing_is_lost():
+    found = samples(Facts(engine=ENGINE))
+    picks = {key[1:]: n for key, n in found.items() if key[0] == PREFIX + "layer_picks_total"}
+    cold = {layers: n for (rank, layers, place), n in picks.items() if place == "host"}
+    assert len(cold) == 8 and sum(cold.values()) == 40 * 4 and {"0-4", "35-39"} <= set(cold)
+    assert sum(n for (_, _, place), n in picks.items() if place == "slot") == 40 * 6
+    read = [n for key, n in found.items() if key[0] == PREFIX + "layer_host_read_bytes_total"]
+    assert sum(read) == 40_000 and found[PREFIX + "promotions_total", "0"] == 7
+
+
+@pytest.mark.parametrize(
+    ("count", "names"), [(1, ["0-0"]), (9, ["0-1", "2-3", "4-5", "6-7", "8-8"])]
+)
+def test_few_layers_make_few_groups(count, names):
+    assert [name for name, _ in groups({str(n): {} for n in range(count)})] == names

@@ -8,15 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_builders import GIB, checkpoint, deepseek_v41_flash, expert, gpu, host, layer
 
+from appliance.checkpoint.model import Checkpoint
+from appliance.errors import DoesNotFit
 from appliance.plan.check import check_plan
 from appliance.plan.explain import explain
 from appliance.plan.model import Plan, expert_block_bytes
 from appliance.plan.planner import Policy, plan
-from appliance.plan.routing import Heat
+from appliance.plan.routing import Heat, merge
 
 MIB = 1 << 20
 # Everything of the small model but its experts, and room for some of those.
-FIXED = Policy(device_capacity_bytes=64 * MIB, streams=1, context_tokens=128,
+FIXED = Policy(device_capacity_bytes=64 * MIB, streams=1, conversations=2, context_tokens=128,
                prefill_chunk_tokens=128)  # fmt: skip
 
 
@@ -153,6 +155,12 @@ def test_cards_on_one_memory_node_are_taken_before_cards_that_are_far_apart() ->
     assert [r.gpu for r in three.ranks] == ["GPU-0", "GPU-1", "GPU-2"]
 
 
+def wide_model() -> Checkpoint:
+    """Enough bytes in experts that a card of a few GB holds some of them."""
+    shape = expert(8192, 8192)
+    return checkpoint((layer(0, 8, 2, shape), layer(1, 8, 2, shape)))
+
+
 heats = st.lists(st.lists(st.integers(0, 50), min_size=8, max_size=8), min_size=2, max_size=2).map(
     lambda rows: Heat({i: tuple(float(c) for c in row) for i, row in enumerate(rows)})
 )
@@ -177,13 +185,81 @@ def test_more_memory_never_holds_fewer_experts(heat: Heat, blocks: int, slots: i
 
 
 @settings(max_examples=60, deadline=None)
-@given(heat=heats, blocks=st.integers(0, 16))
-def test_no_expert_on_the_host_is_hotter_than_one_that_stays(heat: Heat, blocks: int) -> None:
-    for placement in tight(blocks, 0, heat).ranks[0].layers:
+@given(
+    heat=st.none() | heats,
+    megabytes=st.integers(6_100, 7_600),
+    more=st.integers(1, 4 << 20),
+    context=st.none() | st.sampled_from((512, 4096)),
+    conversations=st.none() | st.integers(300, 2000),
+    fp8=st.booleans(),
+)
+def test_the_planners_own_split_of_a_card_keeps_every_budget_and_more_never_holds_less(
+    heat: Heat | None,
+    megabytes: int,
+    more: int,
+    context: int | None,
+    conversations: int | None,
+    fp8: bool,
+) -> None:
+    """Residents, slots and KV cache are all left to the planner, on a card too small for all."""
+    small = megabytes * 1_000_000
+
+    def made(capacity: int) -> Plan | None:
+        policy = Policy(
+            device_capacity_bytes=capacity, reserve_bytes=0, streams=300, context_tokens=context,
+            conversations=conversations, kv_dtype="fp8" if fp8 else "auto",
+            prefill_chunk_tokens=128,
+        )  # fmt: skip
+        try:
+            return plan(host((gpu(0),)), wide_model(), heat, policy)
+        except DoesNotFit:
+            return None
+
+    before, after = made(small), made(small + more)
+    if before is None:
+        return
+    assert after is not None, "it fitted on less"
+    for one in (before, after):
+        check_plan(one, host((gpu(0),)), wide_model())
+        rank = one.ranks[0]
+        assert rank.total_bytes("device") <= rank.device_capacity_bytes
+        assert rank.total_bytes("host") <= host().memory_total_bytes
+    assert held(after) >= held(before)
+
+
+def test_slots_take_a_third_of_what_is_held_all_of_an_unknown_layer_and_no_more_than_memory() -> (
+    None
+):
+    known = Heat({0: tuple(float(e + 1) for e in range(384))})
+    big = (layer(0, 384, 6, expert(1024, 1024)), layer(1, 384, 6, expert(1024, 1024)))
+    policy = Policy(device_capacity_bytes=7 * GIB // 2, reserve_bytes=0, streams=1,
+                    context_tokens=128, prefill_chunk_tokens=128)  # fmt: skip
+
+    def slots(memory: int) -> list[tuple[int, int]]:
+        made = plan(host((gpu(0),), memory=memory), checkpoint(big), known, policy)
+        return [(len(p.device_experts) + p.cache_slots, p.cache_slots)
+                for p in made.ranks[0].layers]  # fmt: skip
+
+    (first, a), (second, b) = slots(64 * GIB)
+    assert 0 < a == first // 3 and 0 < b == second
+    assert slots(1024 * GIB) == slots(64 * GIB)
+    tight_host = slots(5_900 * MIB)
+    assert [n for n, _ in tight_host] == [first, second]
+    assert 0 < sum(s for _, s in tight_host) < a + b
+
+
+@settings(max_examples=60, deadline=None)
+@given(parts=st.lists(heats, min_size=1, max_size=3), blocks=st.integers(0, 16),
+       slots=st.integers(0, 3))  # fmt: skip
+def test_no_expert_on_the_host_is_hotter_than_one_the_device_holds(
+    parts: list[Heat], blocks: int, slots: int
+) -> None:
+    heat = Heat(merge(parts).counts, {str(i): part.counts for i, part in enumerate(parts)})
+    for placement in tight(blocks, slots, heat).ranks[0].layers:
         row = heat.counts[placement.layer]
-        kept = [row[e] for e in placement.device_experts]
-        moved = [row[e] for e in placement.host_experts]
-        assert not kept or not moved or min(kept) >= max(moved)
+        held = placement.device_experts | placement.slot_experts
+        moved = placement.host_experts - held
+        assert not held or not moved or min(row[e] for e in held) >= max(row[e] for e in moved)
 
 
 @settings(max_examples=40, deadline=None)
@@ -209,3 +285,19 @@ def test_all_ranks_together_hold_every_expert_whatever_the_split(
         for place in lists:
             assert place.slot_experts <= place.host_experts
             assert len(place.slot_experts) <= place.cache_slots <= max(slots, 0)
+
+
+def test_of_an_asked_share_the_slower_link_gets_fewer_experts_and_the_step_is_shorter() -> None:
+    two = host((gpu(0), gpu(1)))
+    asked = Policy(host_share=0.45, streams=4, context_tokens=4096)
+    equal = plan(
+        two, deepseek_v41_flash(), None, replace(asked, link_bytes_per_second=(37.5e9,) * 2)
+    )
+    made = plan(two, deepseek_v41_flash(), None,
+                replace(asked, link_bytes_per_second=(50e9, 25e9)))  # fmt: skip
+    away = [sum(len(place.host_experts) for place in rank.layers) for rank in made.ranks]
+    same = [sum(len(place.host_experts) for place in rank.layers) for rank in equal.ranks]
+    assert away[0] == pytest.approx(2 * away[1], abs=1)
+    assert sum(away) == pytest.approx(sum(same), abs=1)
+    # Every expert is as likely as any other, so reading takes as long as there are experts.
+    assert max(away[0] / 50e9, away[1] / 25e9) < 0.7 * same[1] / 25e9

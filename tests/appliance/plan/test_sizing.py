@@ -1,11 +1,12 @@
 """appliance size: yes or no, what binds, and what a change would buy."""
 
 import pytest
+from machines import machine
 from plan_builders import GIB, checkpoint, deepseek_v41_flash
 
 from appliance.errors import UsageError
-from appliance.plan.sizing import Ask, answer, bytes_from, people, tokens_from, with_bits
-from appliance.plan.sizing_report import compare_lines, size_lines
+from appliance.plan.sizing import Ask, Load, answer, bytes_from, people, tokens_from, with_bits
+from appliance.plan.sizing_report import compare_lines, lines_here, size_lines
 
 FLASH = deepseek_v41_flash()
 REFERENCE = Ask("rtx-pro-6000", 2, 256 * GIB, users=4, context_tokens=262_144)
@@ -96,3 +97,18 @@ def test_impossible_machines_are_refused(bad: dict[str, object], sentence: str) 
     whole: dict[str, object] = {"gpu": "h200", "count": 1, "host_bytes": 64 * GIB, "users": 1}
     with pytest.raises(UsageError, match=sentence):
         Ask(**(whole | bad))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "answer_"),
+    [
+        ("two-rtx-pro-6000-healthy", "it fits, and is too slow: the link binds first"),
+        ("h200-1gpu", "no: host memory binds first"),
+    ],
+)
+def test_a_machine_that_is_there_gets_the_same_verdict_before_309_gib_are_fetched(
+    name: str, answer_: str
+) -> None:
+    lines = lines_here(FLASH, machine(name), Load())
+    assert lines[0].startswith("1. activation") and lines[1].startswith("2. memory")
+    assert lines[-1] == f"answer        {answer_}"

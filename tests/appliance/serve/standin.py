@@ -108,7 +108,10 @@ def main():
     if WRONG == "ignores SIGTERM":
         uvicorn.Server.capture_signals = lambda self: __import__("contextlib").nullcontext()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    uvicorn.run(Gateway(Engine()), host=host, port=port, log_level="warning")
+    tls = {}
+    if "--ssl-certfile" in sys.argv:
+        tls = {"ssl_certfile": argument("--ssl-certfile"), "ssl_keyfile": argument("--ssl-keyfile")}
+    uvicorn.run(Gateway(Engine()), host=host, port=port, log_level="warning", **tls)
 
 
 main()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from file_world import Fault, FileWorld, inject_into_writes, rewrite
 
-from appliance.errors import ServeError, UsageError
+from appliance.errors import CheckFailed, ServeError, UsageError
 from appliance.upgrade.book import Book, Deployment, changes, read_book
 from appliance.upgrade.migrate import MIGRATIONS, migrate, version_of
 from appliance.upgrade.run import BOOK, Runner
@@ -193,3 +193,41 @@ def test_what_an_upgrade_changes_is_told_field_by_field_and_nothing_else_is():
         "plan_digest": "plan-of-1.0 -> None", "schema_version": "1 -> 3",
     }  # fmt: skip
     assert changes(OLD, OLD.model_copy(update={"plan": Path("/elsewhere.json")})) == {}
+
+
+class Kept:
+    """A proof that says what it was asked, and finds the new deployment worse where told to."""
+
+    def __init__(self, asked: list, worse: bool) -> None:
+        self.asked, self.worse = asked, worse
+
+    def before(self) -> None:
+        self.asked.append("before")
+
+    def after(self) -> None:
+        self.asked.append("after")
+        if self.worse:
+            raise CheckFailed("p5 is 0.900 of what it was: at least 0.95 is asked for")
+
+
+@pytest.mark.parametrize(("worse", "outcome"), [(False, "committed"), (True, "undone")])
+def test_what_is_to_be_proved_is_measured_before_and_after_and_decides(tmp_path, worse, outcome):
+    runner, asked = deploy(tmp_path), []
+    runner.prover = lambda text, started: Kept(asked, worse)
+    ended = runner.upgrade(NEW, ["speed:4:120"])
+    assert ended.outcome == outcome and asked == ["before", "after"]
+    assert ended.proofs == ("speed:4:120",)
+    assert_serving_and_recorded(tmp_path)
+    assert not worse or "0.900" in ended.reason
+
+
+def test_a_fault_of_our_own_is_undone_like_any_other_failure(tmp_path):
+    deploy(tmp_path)
+
+    class Buggy(FileWorld):
+        def prove(self, deployment: Deployment) -> None:
+            raise TypeError("'NoneType' object is not subscriptable")
+
+    outcome = Runner(Buggy(tmp_path), tmp_path).upgrade(NEW)
+    assert outcome.outcome == "undone" and "TypeError" in outcome.reason
+    assert assert_serving_and_recorded(tmp_path).current == OLD

@@ -26,6 +26,13 @@ def command(folder, monkeypatch, capfd):
     return call
 
 
+def synthesized(out: Path) -> Path:
+    from appliance.checkpoint.synth import SynthSpec, synthesize
+
+    synthesize(out, SynthSpec())
+    return out
+
+
 @pytest.fixture
 def small(folder) -> Path:
     return write_model(folder / "small", seed=1, rows=8)
@@ -84,8 +91,17 @@ def test_quiet_says_only_the_end(command, small):
     assert command("pull", str(small), "--quiet")[2].count("\n") == 1
 
 
-def test_pull_says_whether_this_machine_can_serve_it(command, small):
-    assert "this machine can" in command("pull", str(small))[2]
+def test_pull_gives_the_verdict_of_size_before_the_first_byte_of_a_shard(command, folder):
+    model = synthesized(folder / "synth")
+    said = command("pull", str(model))[2]
+    verdict = said.index("answer        it fits; how fast is unknown")  # no GPU here
+    assert "1. activation a token uses" in said and "2. memory" in said
+    assert verdict < said.index("pulling")
+
+
+def test_a_model_that_this_release_cannot_serve_is_said_so_and_pulled_all_the_same(command, small):
+    code, _, said = command("pull", str(small))
+    assert code == 0 and "answer        no: not with this release" in said
 
 
 def test_a_token_shows_in_no_output_and_is_sent_to_the_mirror(
