@@ -1,15 +1,18 @@
-"""plan make, show, ledger, explain, diff, simulate, picture: a plan without an engine."""
+"""plan make, trade, show, ledger, explain, diff, simulate, picture: a plan without an engine."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from appliance import render
 from appliance.cli import options
 from appliance.plan.request import Policy
+
+if TYPE_CHECKING:
+    from preflight import Host
 
 group = typer.Typer(
     help="Which expert lives where, and why.", no_args_is_help=True, rich_markup_mode=None
@@ -35,25 +38,50 @@ def make(
 ) -> None:
     """Read the headers and the machine, give every expert a home, write plan.json."""
     from appliance.checkpoint.exl3 import read_checkpoint
-    from appliance.cli.serving import files_of
     from appliance.plan.explain import show_lines
     from appliance.plan.planner import plan as make_plan
-    from appliance.serve.measured import with_kept_rates
-    from appliance.settings import read_settings
 
     counts = options.heat(heat)
     with render.Progress("reading the checkpoint and the machine, planning"):
         checkpoint = read_checkpoint(model.absolute())
-        machine = options.machine(host)
-        if host is None:
-            machine = with_kept_rates(machine, files_of(read_settings()))
-        made = make_plan(machine, checkpoint, counts, policy)
+        made = make_plan(_machine(host), checkpoint, counts, policy)
     made.write(out)
     for warning in checkpoint.warnings:
         render.say(f"warning: {warning}")
     for line in render.wrapped(show_lines(made), HANGING):
         render.say(line)
     render.data(str(out))
+
+
+@group.command()
+@options.takes_policy
+def trade(
+    model: Annotated[Path, typer.Option(help="Folder of an EXL3 checkpoint.", metavar="DIR")],
+    host: Machine = None,
+    *,
+    policy: Policy,
+    heat: options.HeatFiles = None,
+) -> None:
+    """The same cards split otherwise: context against experts, slots against host memory.
+
+    Writes no plan. "cold": picks on the host as the counts have them; "left out": of a topic that
+    the plan does not know, once its slots have settled.
+    """
+    from appliance.checkpoint.exl3 import read_checkpoint
+    from appliance.plan.trade import trade_lines
+
+    counts = options.heat(heat)
+    render.lines(trade_lines(_machine(host), read_checkpoint(model.absolute()), counts, policy))
+
+
+def _machine(host: Path | None) -> Host:
+    """The recorded machine, else this one with the rates that were kept."""
+    from appliance.cli.serving import files_of
+    from appliance.serve.measured import with_kept_rates
+    from appliance.settings import read_settings
+
+    machine = options.machine(host)
+    return machine if host is not None else with_kept_rates(machine, files_of(read_settings()))
 
 
 @group.command()

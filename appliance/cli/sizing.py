@@ -20,6 +20,14 @@ def register(app: typer.Typer) -> None:
     app.command()(size)
 
 
+def _show_hardware(asked: bool) -> None:
+    from appliance.plan.hardware import hardware_lines
+
+    if asked:
+        render.lines(hardware_lines())
+        raise typer.Exit
+
+
 def size(
     model: Annotated[
         str,
@@ -52,6 +60,15 @@ def size(
             help="Write what the headers say to FILE, which MODEL may be.", metavar="FILE"
         ),
     ] = None,
+    hardware: Annotated[
+        bool,
+        typer.Option(
+            "--hardware",
+            help="Show the cards and hosts there are, with their sources.",
+            is_eager=True,
+            callback=_show_hardware,
+        ),
+    ] = False,
     compare: Annotated[
         bool,
         typer.Option("--compare", help="Options side by side: repeat --gpu, --count, --users, ..."),

@@ -38,18 +38,17 @@ class Homes:
 
 
 def choose_homes(layer: LayerDemand, permanent: int, slots: int) -> Homes:
-    """The hottest stay; with slots, the steadiest stay and the hottest others start in the slots.
+    """The hottest start on the device; the steadiest of those stay, the others are in the slots.
 
-    Equals go by the lower number.
+    So nothing on the host only is hotter than what the device holds. Equals go by the lower number.
     """
     items = list(zip(layer.experts, layer.heat, layer.steady, strict=True))
-    hottest = [e for e, _, _ in sorted(items, key=lambda i: (-i[1], i[0]))]
-    if not slots:
-        return Homes(tuple(hottest[:permanent]), (), tuple(hottest[permanent:]))
-    steadiest = sorted(items, key=lambda i: (-i[2], -i[1], i[0]))
+    hottest = sorted(items, key=lambda i: (-i[1], i[0]))
+    held = hottest[: permanent + slots]
+    steadiest = sorted(held, key=lambda i: (-i[2], -i[1], i[0])) if slots else held
     device = tuple(e for e, _, _ in steadiest[:permanent])
     kept = frozenset(device)
-    host = tuple(e for e in hottest if e not in kept)
+    host = tuple(e for e, _, _ in hottest if e not in kept)
     return Homes(device, host[:slots], host)
 
 

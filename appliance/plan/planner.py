@@ -123,7 +123,7 @@ def _settle(
     if known < total:
         notes.append(
             f"routing counts are known for {known} of {total} layers: in the others every expert "
-            "is taken as equally likely and the lower numbers stay resident"
+            "is taken as equally likely and the lower numbers start on the device"
         )
     drafts = [layer for layer in checkpoint.layers if layer.draft]
     if drafts and not policy.draft:

@@ -10,6 +10,7 @@ from appliance.plan.cards import Card
 from appliance.plan.cost import gains, layer_costs, row_probabilities, touched
 from appliance.plan.model import LayerPlacement, LedgerLine, RankPlan, format_ids
 from appliance.plan.placement import LayerDemand, choose_homes, fill, take
+from appliance.plan.request import Policy
 from appliance.plan.routing import Heat
 from appliance.plan.slots import HostRoom, choose_slots
 
@@ -21,15 +22,34 @@ def plan_ranks(
     behind equal links see the same layers, so those are worked out once."""
     seen: dict[tuple[float | None, int], list[LayerDemand]] = {}
     out = []
-    for card, room in zip(cards, rooms, strict=True):
+    for card, room, share in zip(cards, rooms, host_shares(demand.policy, cards), strict=True):
         key = (card.link_bytes_per_second, card.rank if demand.expert_parallel else 0)
         if key not in seen:
             seen[key] = [_layer_demand(demand, card, i, heat) for i in range(len(demand.layers))]
-        out.append(_plan_rank(demand, card, seen[key], room))
+        out.append(_plan_rank(demand, card, seen[key], room, share))
     return tuple(out)
 
 
-def _plan_rank(demand: Demand, card: Card, layers: list[LayerDemand], room: HostRoom) -> RankPlan:
+def host_shares(policy: Policy, cards: Sequence[Card]) -> tuple[float | None, ...]:
+    """The share of its experts that each card leaves on the host; None: whatever does not fit.
+
+    Of an asked share the cards take parts as fast as their links: a step waits for the slowest.
+    """
+    asked, rates = policy.host_share, [card.link_bytes_per_second for card in cards]
+    if asked is None:
+        return tuple(
+            0.5 if card.device == "cpu" and policy.device_capacity_bytes is None else None
+            for card in cards
+        )
+    known = [rate for rate in rates if rate is not None]
+    if len(known) < len(rates) or asked in (0, 1):
+        return (asked,) * len(cards)
+    return tuple(min(1.0, asked * rate * len(known) / sum(known)) for rate in known)
+
+
+def _plan_rank(
+    demand: Demand, card: Card, layers: list[LayerDemand], room: HostRoom, share: float | None
+) -> RankPlan:
     fixed = device_lines(demand, card)
     taken = sum(line.size_bytes for line in fixed)
     ranked = [layer for layer, moe in zip(layers, demand.layers, strict=True) if not moe.draft]
@@ -39,7 +59,7 @@ def _plan_rank(demand: Demand, card: Card, layers: list[LayerDemand], room: Host
             f"({_largest(fixed)}) and has {card.capacity_bytes / GIB:.2f} GiB",
             fix="ask for a shorter --context, fewer streams or conversations, or more cards",
         )
-    quotas = _quotas(demand, card, ranked, card.capacity_bytes - taken, room)
+    quotas = _quotas(demand, card, ranked, card.capacity_bytes - taken, room, share)
     placements, sizes = _placements(demand, layers, quotas)
     gpu = card.gpu
     return RankPlan(
@@ -77,13 +97,15 @@ def _layer_demand(demand: Demand, card: Card, position: int, heat: Heat | None) 
 
 
 def _quotas(
-    demand: Demand, card: Card, layers: list[LayerDemand], budget: int, room: HostRoom
+    demand: Demand,
+    card: Card,
+    layers: list[LayerDemand],
+    budget: int,
+    room: HostRoom,
+    share: float | None,
 ) -> tuple[tuple[int, int], ...]:
     """For each layer the experts that are resident, and the cache slots beside them."""
     policy = demand.policy
-    share = policy.host_share
-    if share is None and card.device == "cpu" and policy.device_capacity_bytes is None:
-        share = 0.5
     if share is None:
         held = fill(layers, budget)
         slots = _slots(demand, card, layers, held, room)

@@ -39,6 +39,7 @@ OURS = "appliance"
 # What can be captured in a CUDA graph (expert_kernels.launch: MAX_TOKENS and MAX_PICKS).
 MOST_ROWS = 64
 MOST_PICKS = 1024
+EVERY_SIZE = 16  # streams
 
 
 @dataclass(frozen=True)
@@ -186,11 +187,15 @@ def _device_arguments(plan: Plan) -> tuple[str, ...]:
         "cudagraph_mode": "FULL_DECODE_ONLY",
         "cudagraph_capture_sizes": capture_sizes(plan.serving.streams, plan.model.top_k),
     }
-    return ("--compilation-config", json.dumps(graphs))
+    # With the size of the KV cache given, vLLM only asks with it whether as much memory is free.
+    used = max(rank.total_bytes("device") / rank.device_capacity_bytes for rank in plan.ranks)
+    share = f"{min(1.0, max(0.001, used)):.3f}"
+    return ("--gpu-memory-utilization", share, "--compilation-config", json.dumps(graphs))
 
 
 def capture_sizes(streams: int, top_k: int, draft_tokens: int = 0) -> list[int]:
-    """Rows of the decode steps that are captured: of 1, 2, 4, 8, 16, ... streams, and of all.
+    """Rows of the decode steps that are captured: of every number of streams up to 16, then of each
+    eighth, and of all. A row that only fills up a graph reads experts like any other.
 
     A stream has 1 + draft_tokens rows; the launcher starts no draft model yet. Steps of more rows
     than the kernels read in place (64, and 1,024 picks) run as they come, uncaptured: to the
@@ -198,7 +203,7 @@ def capture_sizes(streams: int, top_k: int, draft_tokens: int = 0) -> list[int]:
     """
     rows = 1 + draft_tokens
     most = min(MOST_ROWS, MOST_PICKS // top_k)
-    counts = {1, 2, 4, *range(8, streams, 8), streams}
+    counts = {*range(1, min(streams, EVERY_SIZE) + 1), *range(EVERY_SIZE, streams, 8), streams}
     sizes = sorted(n * rows for n in counts if n <= streams and n * rows <= most)
     return sizes or [1]
 

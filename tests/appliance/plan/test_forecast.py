@@ -1,13 +1,23 @@
 """Predictions: split by cause, with ranges, and in line with what was publicly measured."""
 
+import re
 import time
+from pathlib import Path
 
 import pytest
 from machines import machine
 from plan_builders import checkpoint, deepseek_v41_flash, gpu, host, layer
 
 from appliance.plan.explain import show_lines
-from appliance.plan.hardware import GPUS, gpu_model, host_model, recognise
+from appliance.plan.hardware import (
+    GIB,
+    GPUS,
+    HOSTS,
+    gpu_model,
+    hardware_lines,
+    host_model,
+    recognise,
+)
 from appliance.plan.kernel_curve import H200
 from appliance.plan.model import Plan
 from appliance.plan.planner import Policy, plan
@@ -161,5 +171,25 @@ def test_cards_are_recognised_by_the_name_the_driver_gives() -> None:
         found = recognise(name)
         assert found is not None and found.key == key
     assert recognise("NVIDIA Something 9000") is None and recognise(None) is None
+    assert recognise("NVIDIA H100 PCIe") is None, "slower than the card in the table"
     assert len({m.key for m in GPUS}) == len(GPUS)
     assert gpu_model("H200").key == "h200" and host_model("desktop").numa_nodes == 1
+
+
+def test_every_card_and_host_names_its_source_and_measured_memory_is_what_logs_show(
+    shared: Path,
+) -> None:
+    logs = "".join(
+        path.read_text(errors="replace") for path in (shared / "cases" / "smi").iterdir()
+    )
+    logs += (shared / "recorded" / "h200-1gpu" / "nvidia-smi.txt").read_text()
+    for card in GPUS:
+        assert card.rates_from.startswith("NVIDIA ")
+        if card.memory_from == "nominal":
+            assert card.memory_bytes % GIB == 0
+        else:
+            mib = card.memory_bytes >> 20
+            assert card.memory_from.startswith("measured") and f"{mib:,} MiB" in card.memory_from
+            assert re.search(rf"\b{mib} ?MiB", logs)
+    assert all(box.source for box in HOSTS)
+    assert sum(1 for _ in hardware_lines()) == len(GPUS) + len(HOSTS) + 2

@@ -14,7 +14,7 @@ from appliance.plan.check import check_plan
 from appliance.plan.explain import explain
 from appliance.plan.model import Plan, expert_block_bytes
 from appliance.plan.planner import Policy, plan
-from appliance.plan.routing import Heat
+from appliance.plan.routing import Heat, merge
 
 MIB = 1 << 20
 # Everything of the small model but its experts, and room for some of those.
@@ -249,13 +249,17 @@ def test_slots_take_a_third_of_what_is_held_all_of_an_unknown_layer_and_no_more_
 
 
 @settings(max_examples=60, deadline=None)
-@given(heat=heats, blocks=st.integers(0, 16))
-def test_no_expert_on_the_host_is_hotter_than_one_that_stays(heat: Heat, blocks: int) -> None:
-    for placement in tight(blocks, 0, heat).ranks[0].layers:
+@given(parts=st.lists(heats, min_size=1, max_size=3), blocks=st.integers(0, 16),
+       slots=st.integers(0, 3))  # fmt: skip
+def test_no_expert_on_the_host_is_hotter_than_one_the_device_holds(
+    parts: list[Heat], blocks: int, slots: int
+) -> None:
+    heat = Heat(merge(parts).counts, {str(i): part.counts for i, part in enumerate(parts)})
+    for placement in tight(blocks, slots, heat).ranks[0].layers:
         row = heat.counts[placement.layer]
-        kept = [row[e] for e in placement.device_experts]
-        moved = [row[e] for e in placement.host_experts]
-        assert not kept or not moved or min(kept) >= max(moved)
+        held = placement.device_experts | placement.slot_experts
+        moved = placement.host_experts - held
+        assert not held or not moved or min(row[e] for e in held) >= max(row[e] for e in moved)
 
 
 @settings(max_examples=40, deadline=None)
@@ -281,3 +285,19 @@ def test_all_ranks_together_hold_every_expert_whatever_the_split(
         for place in lists:
             assert place.slot_experts <= place.host_experts
             assert len(place.slot_experts) <= place.cache_slots <= max(slots, 0)
+
+
+def test_of_an_asked_share_the_slower_link_gets_fewer_experts_and_the_step_is_shorter() -> None:
+    two = host((gpu(0), gpu(1)))
+    asked = Policy(host_share=0.45, streams=4, context_tokens=4096)
+    equal = plan(
+        two, deepseek_v41_flash(), None, replace(asked, link_bytes_per_second=(37.5e9,) * 2)
+    )
+    made = plan(two, deepseek_v41_flash(), None,
+                replace(asked, link_bytes_per_second=(50e9, 25e9)))  # fmt: skip
+    away = [sum(len(place.host_experts) for place in rank.layers) for rank in made.ranks]
+    same = [sum(len(place.host_experts) for place in rank.layers) for rank in equal.ranks]
+    assert away[0] == pytest.approx(2 * away[1], abs=1)
+    assert sum(away) == pytest.approx(sum(same), abs=1)
+    # Every expert is as likely as any other, so reading takes as long as there are experts.
+    assert max(away[0] / 50e9, away[1] / 25e9) < 0.7 * same[1] / 25e9

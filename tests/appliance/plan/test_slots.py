@@ -158,8 +158,11 @@ def test_lru_takes_every_cold_pick_and_evicts_the_oldest() -> None:
 def test_what_every_topic_wants_stays_and_what_some_want_gets_slots() -> None:
     heat = Heat({0: (60, 40, 50, 0)}, {"a": {0: (60, 20, 0, 0)}, "b": {0: (0, 20, 50, 0)}})
     demand = LayerDemand(0, (0, 1, 2, 3), 1, heat.counts[0], heat.steady(0) or (), gains=())
-    homes = choose_homes(demand, permanent=1, slots=1)
-    assert homes.device == (1,) and homes.slots == (0,) and homes.host == (0, 2, 3)
+    homes = choose_homes(demand, permanent=1, slots=2)
+    assert homes.device == (1,) and homes.slots == (0, 2) and homes.host == (0, 2, 3)
+    # What the device holds at first is the hottest there is, with slots or without.
+    assert set(choose_homes(demand, permanent=2, slots=0).device) == {0, 2}
+    assert {*choose_homes(demand, 1, 1).device, *choose_homes(demand, 1, 1).slots} == {0, 2}
 
 
 def test_six_consecutive_rows_touch_fewer_experts_than_six_independent(heat: Heat) -> None:
@@ -207,7 +210,8 @@ def test_a_topic_the_plan_never_saw_is_served_from_the_slots(
     found = trials(heat, [(name,) for name in heat.topics], split, rules, batch, "1", names=RULES)
     assert mean(cold(found, JUST_CAME)) <= 0.041 and max(cold(found, JUST_CAME)) <= 0.053
     assert mean(cold(found, SETTLED)) <= 0.034 and max(cold(found, SETTLED)) <= 0.040
-    assert mean(cold(found, SETTLED)) <= 1.16 * mean(cold(found, SETTLED, "clairvoyant"))
+    # One draw; over five the ratio is 1.11 to 1.13, a draw apart by 0.04 (docs/measurements).
+    assert mean(cold(found, SETTLED)) <= 1.19 * mean(cold(found, SETTLED, "clairvoyant"))
     distinct = mean([t.windows[SETTLED].distinct_cold["decayed"] for t in found])
     assert LINK.milliseconds(distinct) <= link_ms
     assert mean(cold(found, SETTLED, "static")) > 0.14

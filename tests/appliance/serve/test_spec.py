@@ -56,20 +56,22 @@ def test_on_gpus_the_engine_chooses_its_type_and_captures_decode_steps_of_the_pl
     assert pairs["--block-size"] == "128" and pairs["--max-num-seqs"] == "6"
     assert not {"--dtype", "--enforce-eager"} & set(argv)
     assert pairs["--compilation-config"] == (
-        '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 6]}'
+        '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", '
+        '"cudagraph_capture_sizes": [1, 2, 3, 4, 5, 6]}'
     )
+    assert 0 < float(pairs["--gpu-memory-utilization"]) <= 1, "the plan's share, not vLLM's 0.92"
 
 
 @pytest.mark.parametrize(
     ("streams", "top_k", "draft", "sizes"),
     [
         (1, 6, 0, [1]),
-        (6, 6, 0, [1, 2, 4, 6]),
-        (6, 6, 3, [4, 8, 16, 24]),
-        (20, 8, 0, [1, 2, 4, 8, 16, 20]),
-        (200, 6, 0, [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]),
-        (200, 6, 4, [5, 10, 20, 40]),  # 80 rows are more than the kernels read in place
-        (64, 32, 0, [1, 2, 4, 8, 16, 24, 32]),  # 1,024 picks
+        (6, 6, 0, [1, 2, 3, 4, 5, 6]),
+        (6, 6, 3, [4, 8, 12, 16, 20, 24]),
+        (20, 8, 0, [*range(1, 17), 20]),
+        (200, 6, 0, [*range(1, 17), 24, 32, 40, 48, 56, 64]),
+        (200, 6, 4, [*range(5, 61, 5)]),  # 80 rows are more than the kernels read in place
+        (64, 32, 0, [*range(1, 17), 24, 32]),  # 1,024 picks
     ],
 )
 def test_no_step_is_captured_that_the_kernels_cannot_take_in_a_graph(streams, top_k, draft, sizes):
