@@ -9,7 +9,8 @@ import pytest
 from appliance.bench.capacity import Goal
 from appliance.bench.client import Endpoint
 from appliance.bench.context import lengths_to, measure_context
-from appliance.bench.context_report import at_lengths, beside, cached, context_lines, prefix_check
+from appliance.bench.context_report import at_lengths, beside, cached, prefix_check
+from appliance.bench.context_text import context_lines
 from appliance.bench.measure import Target
 from appliance.bench.record import BLOCKS, Lengths, Record, Stamp
 from appliance.bench.traces import source
