@@ -26,8 +26,8 @@ BLOCK = 128  # columns of a unit, and the rotation's block
 # 16 blocks come close to the link (43 GB/s) and leave the others to the device: 419 us at 24
 # touched and 1 on the host, 427 with 24. Where the link decides how long a layer takes, 48 share
 # it. 36 touched and 3 on the host: 807 us with 32 or 48, 935 with 64, 1,095 with 96; one alone:
-# 311, 284, 286, 291. It decides when fewer than 12 device experts are touched for each host expert: one
-# of those takes as long as some 17 of these.
+# 311, 284, 286, 291. It decides when fewer than 12 device experts are touched for each host
+# expert: one of those takes as long as some 17 of these.
 LINK_BLOCKS = 16
 HOST_BLOCKS = 48
 LINK_ENTRIES = 12
