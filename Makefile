@@ -4,7 +4,7 @@ BIN := .venv/bin
 PINS := $(wildcard constraints/*.txt) pyproject.toml constraints/install.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check lint test soak bench-gpu image kernels check-image fmt golden setup clean
+.PHONY: help demo check lint test soak bench-gpu image kernels check-image check-node fmt golden setup clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -33,6 +33,9 @@ kernels: ## compile the GPU kernels once, into image/kernels (needs Docker; then
 
 check-image: .venv/dev image/wheels/.torch ## build the image, run it, test it, in a Docker engine of its own
 	@image/tests/run.sh
+
+check-node: .venv/dev image/wheels/.torch ## the chart on a Kubernetes node of its own (KUBE: its binaries)
+	@image/tests/run.sh node
 
 # Whatever build of torch this machine's pip chooses, and not what pip in a container would.
 image/wheels/.torch: constraints/engine-cpu.in

@@ -95,6 +95,10 @@ class Settings(BaseModel):
     )
     release: str | None = Field(None, description="the release in this image; set by the image")
     image_digest: str | None = Field(None, description="the image's digest, where known")
+    image_public_key: Path | None = Field(
+        None,
+        description="minisign's public keys: `upgrade --at` refuses images none of them signed",
+    )
     record: str | None = Field(
         None, description="which deployment this container was started as; set by `upgrade`"
     )

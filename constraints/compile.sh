@@ -11,6 +11,7 @@ compile --no-deps engine-cpu.in -o engine-cpu.txt
 compile --no-deps vllm-0.33.in -o vllm-0.33.txt
 compile -c engine-cpu.in base.in -o base.txt
 compile -c engine-cpu.in base.in dev.in -o dev.txt
+compile cluster-client.in -o cluster-client.txt
 # The gpu image: its own Python and platform, everything resolved.
 uv pip compile -q --python-version 3.12 --python-platform x86_64-manylinux_2_28 --generate-hashes \
     --no-header --no-annotate engine-gpu.in -o engine-gpu.txt

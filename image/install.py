@@ -1,7 +1,8 @@
 """What the image is made of: `engine` (slow, seldom changes), `strip`, `appliance`.
 
 Run by the image's own Python with FLAVOUR (cpu or gpu), TORCH_INDEX and WITH_VLLM_EXL3 in the
-environment. Standard library only. Hashes are required of all but torch (constraints/README.md).
+environment. Standard library only. Hashes are required of all but the cpu flavour's torch and one
+from TORCH_INDEX (constraints/README.md).
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ def torch_of(flavour: str) -> str:
 
 def engine(flavour: str) -> None:
     index = os.environ.get("TORCH_INDEX")
-    pip(torch_of(flavour), "--find-links", WHEELS, *(["--index-url", index] if index else []))
+    if index:
+        pip("--no-deps", torch_of(flavour), "--find-links", WHEELS, "--index-url", index)
+    elif flavour == "cpu":
+        pip(torch_of(flavour), "--find-links", WHEELS)  # the gpu flavour's pins have it, hashed
     pip("--no-deps", "--require-hashes", "-r", str(PINS / ENGINE[flavour]))
     if extra := os.environ.get("WITH_VLLM_EXL3"):
         sys.stderr.write(f"adding {extra}: it is licensed AGPL-3.0-only, unlike the rest\n")

@@ -18,6 +18,7 @@ from appliance.cli import (
     bench,
     bundles,
     care,
+    chart,
     container,
     contexts,
     demo,
@@ -54,6 +55,7 @@ contexts.register(bench.group)
 app.add_typer(bench.group, name="bench")
 app.add_typer(seating.group, name="capacity")
 app.add_typer(accuracy.group, name="accuracy")
+planning.group.command("values")(chart.values)
 app.add_typer(planning.group, name="plan")
 transfers.register(weights.group)
 store.register(weights.group)

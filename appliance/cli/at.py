@@ -59,7 +59,8 @@ def runner_at(at: str | None, chart: Path | None, compose_file: Path) -> Runner:
     files = Files.of(settings.state_dir / "at" / at.replace(":", "-").replace("/", "-"))
     make_folder(files)
     limit = settings.start_limit_seconds or LIMIT_SECONDS
-    return Runner(Away(place, settings.drain_seconds, limit), files.folder, tell=tell)
+    world = Away(place, settings.drain_seconds, limit, settings.image_public_key)
+    return Runner(world, files.folder, tell=tell)
 
 
 def place_at(at: str, chart: Path | None, compose_file: Path, settings: Settings) -> Compose | Helm:

@@ -40,6 +40,10 @@ def run(
     at: At = None,
     chart: ChartAt = None,
     compose_file: ComposeAt = COMPOSE,
+    signature: Annotated[
+        Path | None,
+        typer.Option(help="minisign's signature of the image's digest.", metavar="FILE"),
+    ] = None,
     prove: Annotated[
         list[str] | None,
         typer.Option(
@@ -59,6 +63,8 @@ def run(
         proof_of(one, runner.folder)  # refused now, not after the old deployment was measured
     current = _adopted(runner)
     wanted = _wanted(runner, current, release, model, plan, image)
+    if signature is not None:
+        wanted = wanted.model_copy(update={"image_signature": signature.read_text()})
     return _told(runner.upgrade(wanted, prove or ()))
 
 

@@ -2,6 +2,10 @@
 
 Place is mmap, bind, touch (HostMapping); pin is the driver's registration in chunks. Then the rate
 at which the GPU copies from it, and its page kind. One JSON line. No torch: the driver alone.
+
+With `--file PATH` the same for blocks of a file, mapped (stored.FileMapping) and registered
+read-only: cold, then from the page cache. A file that is not there is made, --gib GiB of random
+bytes, and stays.
 """
 
 from __future__ import annotations
@@ -9,12 +13,15 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from appliance.engine.hostmem import HostMapping, Touch, huge_and_resident
 from appliance.engine.pinning import Driver, Pinned, chunks
+from appliance.engine.stored import FileMapping
 
 
 def _context(library: ctypes.CDLL) -> None:
@@ -81,15 +88,59 @@ def _measured(
     }
 
 
+def _measured_file(library: ctypes.CDLL, path: Path, block: int) -> dict[str, Any]:
+    size = path.stat().st_size // 4096 * 4096
+    step = -(-block // 4096) * 4096
+    starts = list(range(0, size, step))
+    start = time.perf_counter()
+    mapping = FileMapping(path, [range(size)])
+    placed = time.perf_counter()
+    pieces = chunks(starts, size)
+    pinned = Pinned(mapping.address, pieces, Driver(), read_only=True)
+    done = time.perf_counter()
+    rate = _copy_rate(library, mapping.address, min(256 << 20, len(pieces[0])))
+    held = pinned.registrations
+    pinned.close()
+    mapping.close()
+    gib = size / 2**30
+    return {
+        "section": "arena file",
+        "gib": round(gib, 2),
+        "registrations": held,
+        "map_s_per_gib": round((placed - start) / gib, 4),
+        "pin_s_per_gib": round((done - placed) / gib, 4),
+        "copy_gb_s": round(rate / 1e9, 2),
+    }
+
+
+def _bench_file(library: ctypes.CDLL, path: Path, gib: int, block: int) -> None:
+    if not path.exists():
+        with path.open("wb") as stream:
+            for _ in range(gib << 4):
+                stream.write(os.urandom(64 << 20))
+            os.fsync(stream.fileno())
+    for state in ("cold", "in the page cache"):
+        if state == "cold":
+            with path.open("rb") as stream:
+                os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        facts = _measured_file(library, path, block)
+        sys.stdout.write(json.dumps({**facts, "file": state}) + "\n")
+        sys.stdout.flush()
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m appliance.engine.bench_arena")
     parser.add_argument("--gib", type=int, default=24)
     parser.add_argument("--threads", type=int, nargs="+", default=[0], help="0: one a CPU")
     parser.add_argument("--touch", nargs="+", choices=("write", "populate"), default=["write"])
     parser.add_argument("--block", type=int, default=13_271_040, help="bytes of an expert")
+    parser.add_argument("--file", type=Path, help="measure a mapped file instead")
     a = parser.parse_args(argv)
     library = ctypes.CDLL("libcuda.so.1")
     _context(library)
+    if a.file is not None:
+        _bench_file(library, a.file, a.gib, a.block)
+        return 0
     for number, (touch, threads) in enumerate(
         (touch, threads) for touch in a.touch for threads in a.threads
     ):

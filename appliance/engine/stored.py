@@ -32,7 +32,9 @@ from appliance.engine.hostmem import (
 )
 from appliance.engine.pinning import chunks
 
-READ_BYTES = 4 << 20
+# A reader stays with one stretch: readahead follows a descriptor that goes straight on. Measured,
+# cold: 2.2 GiB/s so, 0.9 where readers take turns at 4 MiB (docs/measurements).
+STRETCH_BYTES, READ_BYTES = 64 << 20, 1 << 20
 MOST_READERS = 16
 _PROT_NONE, _PROT_READ = 0x0, 0x1
 _MAP_SHARED_FIXED = 0x01 | 0x10
@@ -141,8 +143,8 @@ class FileMapping:
         """Every piece into the page cache, in order, and into this process's tables."""
         jobs: queue.SimpleQueue[range] = queue.SimpleQueue()
         for p in self.pieces:
-            for start in range(p.start, p.stop, READ_BYTES):
-                jobs.put(range(start, min(start + READ_BYTES, p.stop)))
+            for start in range(p.start, p.stop, STRETCH_BYTES):
+                jobs.put(range(start, min(start + STRETCH_BYTES, p.stop)))
         problems: list[HostMemoryError] = []
         count = min(MOST_READERS, 2 * near_cpus(self.node))
         workers = [threading.Thread(target=self._work, args=(jobs, problems)) for _ in range(count)]
@@ -155,7 +157,9 @@ class FileMapping:
 
     def _work(self, jobs: queue.SimpleQueue[range], problems: list[HostMemoryError]) -> None:
         buffer = memoryview(bytearray(READ_BYTES))
+        descriptor = os.open(self.path, os.O_RDONLY)
         try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             if self.node is not None:
                 _read_onto(self.node)
             while not problems:
@@ -163,16 +167,18 @@ class FileMapping:
                     job = jobs.get_nowait()
                 except queue.Empty:
                     return
-                self._read_piece(job, buffer)
+                self._read_piece(descriptor, job, buffer)
         except HostMemoryError as problem:
             problems.append(problem)
+        finally:
+            os.close(descriptor)
 
-    def _read_piece(self, piece: range, buffer: memoryview) -> None:
+    def _read_piece(self, descriptor: int, piece: range, buffer: memoryview) -> None:
         # read(2) first: its readahead is larger than that of a fault.
         at = piece.start
         while at < piece.stop:
             try:
-                got = os.preadv(self._descriptor, [buffer[: piece.stop - at]], at)
+                got = os.preadv(descriptor, [buffer[: piece.stop - at]], at)
             except OSError as error:
                 raise HostMemoryError(
                     f"cannot read {self.path} at byte {at:,}: {error.strerror}. Try: look for disk "

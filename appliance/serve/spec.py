@@ -105,7 +105,7 @@ def spec(plan: Plan, model: Path, plan_path: Path, wishes: Wishes, files: Files)
         raise UsageError(f"the plan mixes devices over its ranks: {', '.join(sorted(devices))}")
     model, plan_path = model.absolute(), plan_path.absolute()
     name = wishes.served_name or model.name
-    load_seconds = _load_seconds(plan)
+    load_seconds = predicted_load_seconds(plan)
     certificate, key = wishes.certificate, wishes.certificate_key
     if wishes.tls == "generated":
         certificate, key = files.certificate, files.certificate_key
@@ -189,7 +189,7 @@ def _device_arguments(plan: Plan) -> tuple[str, ...]:
     }
     # With the size of the KV cache given, vLLM only asks with it whether as much memory is free.
     used = max(rank.total_bytes("device") / rank.device_capacity_bytes for rank in plan.ranks)
-    share = f"{min(1.0, used):.3f}"
+    share = f"{min(1.0, max(0.001, used)):.3f}"
     return ("--gpu-memory-utilization", share, "--compilation-config", json.dumps(graphs))
 
 
@@ -236,7 +236,8 @@ def _environment(plan: Plan, wishes: Wishes, files: Files) -> dict[str, str]:
     return environment
 
 
-def _load_seconds(plan: Plan) -> float:
+def predicted_load_seconds(plan: Plan) -> float:
+    """From start to ready: imports and processes, one pass over the weights, pinning."""
     host_gib = sum(rank.total_bytes("host") for rank in plan.ranks) / (1 << 30)
     reading = plan.model.size_bytes / READ_BYTES_PER_SECOND
     return round(ENGINE_START_SECONDS + reading + host_gib * PIN_SECONDS_PER_GIB, 1)

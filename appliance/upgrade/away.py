@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 from appliance.errors import CheckFailed, ServeError
 from appliance.upgrade.book import Deployment
+from appliance.upgrade.signed import require_signature
 
 TICK_SECONDS = 2.0
 COMMAND_SECONDS = 300.0
@@ -66,12 +67,15 @@ class Place(Protocol):
 
 @dataclass
 class Away:
-    """`limit_seconds`: a container that is neither ready nor failed by then has failed."""
+    """`limit_seconds`: a container that is neither ready nor failed by then has failed.
+
+    `signed_by`: public keys; where given, an image that none of them signed is refused.
+    """
 
     place: Place
     drain_seconds: float
     limit_seconds: float
-    more_proof: Callable[[], None] = lambda: None
+    signed_by: Path | None = None
 
     def served(self) -> Deployment:
         return self.place.served()
@@ -87,6 +91,8 @@ class Away:
                 f"the image {target.image} is {digest}, and {target.image_digest} was asked for",
                 fix="name it by its digest",
             )
+        if self.signed_by is not None:
+            require_signature(digest, target.image_signature, self.signed_by)
 
     def preflight(self, target: Deployment) -> None:
         if self.place.look().state != "ready":
@@ -130,7 +136,6 @@ class Away:
 
     def prove(self, deployment: Deployment) -> None:
         self.place.prove()
-        self.more_proof()
 
     def serves(self, deployment: Deployment) -> bool:
         seen = self.place.look()

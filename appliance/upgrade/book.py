@@ -31,6 +31,7 @@ class Deployment(Strict):
     release: str
     image: str | None = None
     image_digest: str | None = None
+    image_signature: str | None = None  # minisign's, as text
     model: Path
     plan: Path | None = None
     plan_digest: str | None = None

@@ -19,6 +19,8 @@ start() {
     gcc -shared -fPIC -o "$folder/libnvidia-ml.so.1" -I"$(dirname "$(find "$folder/nvml" -name nvml.h)")" "$tools/fake_nvml.c"
     sysctl -n net.ipv4.ip_forward >"$folder/ip_forward"
     iptables-save >"$folder/rules"
+    # Somebody else's engine may have the bridge: it is then theirs to remove.
+    ip link show docker0 >/dev/null 2>&1 && touch "$folder/bridge-was-there"
     # With its bridge: ports are published and names resolve as everywhere else.
     FAKE_NVML_LIB=$folder/libnvidia-ml.so.1 FAKE_NVML_FILE=$tools/two-rtx-pro-6000.nvml.txt \
     PATH=$folder/hook:/usr/sbin:$PATH \
@@ -44,7 +46,7 @@ stop() {
     # dockerd turns forwarding on, adds rules, and leaves both.
     iptables-restore <"$folder/rules" || true
     sysctl -qw net.ipv4.ip_forward="$(cat "$folder/ip_forward")" || true
-    ip link delete docker0 2>/dev/null || true
+    [ -f "$folder/bridge-was-there" ] || ip link delete docker0 2>/dev/null || true
     rm -f "$folder/pid"
 }
 

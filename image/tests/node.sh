@@ -43,6 +43,7 @@ start() {
 }
 
 stop() {
+    [ -d "$node" ] || return 0
     for name in plugin dns proxy kubelet sched kcm api etcd; do
         [ -f "$node/$name.pid" ] && kill "$(cat "$node/$name.pid")" 2>/dev/null || true
     done

@@ -1,17 +1,33 @@
 #!/bin/bash
 # What `make check-image` runs: build the image and test it for real, in a Docker engine of its own
 # that is ended afterwards. As root; needs MOE_APPLIANCE_SHARED or the folder beside the checkout.
+# `run.sh node` (`make check-node`): the chart's tests instead, on a Kubernetes node (node.sh).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 here=$PWD
 shared=${MOE_APPLIANCE_SHARED:-$here/../shared}
 folder=$(mktemp -d /tmp/appliance-image.XXXXXX)
-trap '"$here/image/tests/engine.sh" stop "$folder"; rm -rf "$folder"' EXIT
+finish() {
+    "$here/image/tests/node.sh" stop "$folder"
+    "$here/image/tests/engine.sh" stop "$folder"
+    rm -rf "$folder"
+}
+trap finish EXIT
 
 MOE_APPLIANCE_SHARED=$shared image/tests/engine.sh start "$folder"
 export DOCKER_HOST=unix://$folder/docker.sock
 export APPLIANCE_DEMO_BASE_IMAGE=local/python:ci APPLIANCE_BASE_IMAGE=local/python:ci
 "$shared/tools/make-base-image.sh" local/python:ci
+
+if [ "${1:-}" = node ]; then
+    docker compose build --quiet demo
+    python3 -m pip install --quiet --no-deps --require-hashes --target "$folder/client" \
+        -r constraints/cluster-client.txt
+    PYTHON=$here/.venv/bin/python MOE_APPLIANCE_SHARED=$shared image/tests/node.sh start "$folder"
+    export KUBECONFIG=$folder/node/kubeconfig PATH=$here/.venv/chart-tools/helm:$PATH
+    PYTHONPATH=$folder/client .venv/bin/pytest -q -s image/tests/test_cluster.py
+    exit
+fi
 
 (cd "$folder" && apt-get download -qq prometheus && dpkg-deb -x prometheus_*.deb prometheus)
 "$folder/prometheus/usr/bin/promtool" check rules helm/monitoring/rules.yml
@@ -23,4 +39,7 @@ time docker compose build --quiet demo
 docker image ls
 python3 -m pip install --quiet --no-deps --require-hashes --target "$folder/client" \
     -r constraints/docker-client.txt
-PYTHONPATH=$folder/client .venv/bin/pytest -q -s image/tests
+docker build -q -t local/prometheus --build-arg BASE_IMAGE=local/python:ci \
+    - <image/tests/prometheus.Dockerfile
+PROMETHEUS_IMAGE=local/prometheus PYTHONPATH=$folder/client \
+    .venv/bin/pytest -q -s image/tests --ignore image/tests/test_cluster.py

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 MAX_TOKENS = 64  # rows that read weights in place; above, prefill
 MAX_PICKS = 1024
 MAX_EXPERTS = 1024
-PREFILL_BATCH = 8  # host experts copied together: 106 MB of device memory a buffer at 13.3 MB each
+PREFILL_SLOTS = 24  # host experts in device memory at once: 318 MB at 13.3 MB each
+PREFILL_WINDOW = 2  # groups of rows begun and not yet added: 64 KB of scratch a row at 5120 x 2304
+PREFILL_BATCH = 4  # of them waited for and released together
 PREFILL_ROWS = 4096  # rows multiplied at once: bounds the scratch
 PIECE_ROWS = 128  # rows of a block of the fused products: csrc/experts.h, EXPERTS_PIECE_ROWS
 DENSE_ROWS = 512  # an expert with as many is made dense for cuBLAS
@@ -23,6 +25,9 @@ BLOCK = 128  # columns of a unit, and the rotation's block
 LINK_BLOCKS = 16
 HOST_BLOCKS = 64
 LINK_ENTRIES = 12
+# Units of a product for each multiprocessor, at most. More and smaller ones leave less of the link
+# idle between the two products of a host expert, and at the end; each costs a sum over its parts.
+UNITS = 5.3
 _WARPS = 8
 _RESULT_BYTES = {1: 33792, 2: 67584, 4: 67584, 8: 67584}  # csrc/decode.cuh, Layer::kResultBytes
 _STATIC_BYTES = 14976 + 1024  # of a block, and what the system keeps of each
@@ -89,24 +94,28 @@ def decode(
     groups = next(g for g in (1, 2, 4, 8) if tokens <= 8 * g)
     shared = _SHARED_OF_ONE.get(architecture, _SHARED_OF_ONE["sm_120"])
     resident = max(1, min(2, shared // shared_bytes(groups, architecture)))
-    # Few rows touch few experts: cut their k. The busiest multiprocessor decides, and one with a
-    # single unit is as slow as with two. More rows touch more experts.
-    split_a = 1
+    # Few rows touch few experts: cut their k. More rows touch more experts.
+    split_a = split_b = 1
     if groups == 1:
-        units = top_k * intermediate // BLOCK
-        parts = [s for s in (1, 2, 4) if s == 1 or hidden // s >= 512]
-        split_a = min(parts, key=lambda s: max(2, -(-units * s // multiprocessors)) * hidden // s)
+        most = UNITS * multiprocessors
+        split_a = _parts(hidden, top_k * intermediate // BLOCK, most, (1, 2, 4, 8))
+        split_b = _parts(intermediate, top_k * hidden // BLOCK, most, (1, 2, 4))
     blocks = resident * multiprocessors
     return DecodeLaunch(
         groups=groups,
         split_a=split_a,
-        split_b=1,
+        split_b=split_b,
         blocks=blocks,
         link_blocks=min(LINK_BLOCKS, blocks),
         host_blocks=min(HOST_BLOCKS, blocks),
         link_entries=LINK_ENTRIES,
         ring_bytes=ring_bytes(architecture),
     )
+
+
+def _parts(k: int, units: int, most: float, choices: tuple[int, ...]) -> int:
+    """Parts of at least 512 of k rows that `units` units are cut into: at most `most` in all."""
+    return max(s for s in choices if s == 1 or (k // s >= 512 and units * s <= most))
 
 
 def workspace(launch: DecodeLaunch, picks: int, hidden: int, intermediate: int) -> Workspace:

@@ -1,9 +1,10 @@
 """Many tokens through a routed layer on a GPU.
 
-Picks are sorted by expert and go by in groups of a few thousand rows. Within a group the experts in
-device memory come first, all in one launch, then the host's, a launch for each batch that the copy
-engine has brought (staging.py): what is multiplied when never changes a bit of the result, because
-every product has one order of its own and a token's picks are added in ascending order of expert.
+Picks are sorted by expert and go by in groups of a few thousand rows. A group's experts in device
+memory are multiplied a group ahead, all in one launch, while the copy engine brings the host's
+(staging.py), a launch for each batch. What is multiplied when never changes a bit of the result,
+because every product has one order of its own and a token's picks are added in ascending order of
+expert.
 An expert with few rows has its weights decoded on their way into the matrix units; one with many
 becomes dense and goes through cuBLAS.
 
@@ -13,9 +14,10 @@ Routing is read by the host once a layer, so a call cannot be captured in a grap
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -107,24 +109,43 @@ def runs(group: Sequence[Piece], batch_of: dict[int, int], ends: dict[int, Piece
 
 
 class Group:
-    """Inputs, products and dense weights of one group, in scratch that the next one reuses."""
+    """Inputs, products and dense weights of `window` groups, in scratch that later ones reuse."""
 
     def __init__(
-        self, lib: ctypes.CDLL, call: Prefill, rows: int, table: ExpertTable, device: torch.device
+        self,
+        lib: ctypes.CDLL,
+        call: Prefill,
+        rows: int,
+        table: ExpertTable,
+        device: torch.device,
+        window: int = 1,
     ) -> None:
         hidden, inner = table.hidden_size, table.intermediate_size
         self.lib, self.call, self.table = lib, call, table
         self.stream = torch.cuda.current_stream(device).cuda_stream
-        half: dict[str, Any] = {"dtype": torch.float16, "device": device}
-        self.inputs = [torch.empty(rows, d, **half) for d in (hidden, hidden, inner)]
-        self.outputs = [
-            torch.empty(rows, d, dtype=torch.float32, device=device) for d in (inner, inner, hidden)
-        ]
-        call.input_gate, call.input_up, call.act = (t.data_ptr() for t in self.inputs)
-        call.gate, call.up, call.y = (t.data_ptr() for t in self.outputs)
+        self.all_inputs, self.all_outputs = (
+            [torch.empty(window, rows, d, dtype=dtype, device=device) for d in sizes]
+            for dtype, sizes in (
+                (torch.float16, (hidden, hidden, inner)),
+                (torch.float32, (inner, inner, hidden)),
+            )
+        )
+        self.window, self.limit = window, rows
+        self.use(0, rows)
         self.bits8 = (_I * 3)(*(int(8 * bits) for bits in table.bits))
         self.codebook = cuda.CODEBOOKS[table.codebook]
         self.dense: list[torch.Tensor] = []
+
+    def use(self, index: int, rows: int) -> None:
+        """What comes next is of the `index`-th group, which has so many rows."""
+        self.inputs, self.outputs = (
+            [t[index % self.window] for t in tensors]
+            for tensors in (self.all_inputs, self.all_outputs)
+        )
+        call = self.call
+        call.input_gate, call.input_up, call.act = (t.data_ptr() for t in self.inputs)
+        call.gate, call.up, call.y = (t.data_ptr() for t in self.outputs)
+        call.first, call.group_rows = index * self.limit, rows
 
     def step(self, which: int) -> None:
         code = self.lib.experts_prefill(ctypes.byref(self.call), which, self.stream)
@@ -234,8 +255,9 @@ def prefill(
         swiglu_limit=-1.0 if swiglu_limit is None else swiglu_limit,
     )
     rows = min(sum(routed.counts), launch.PREFILL_ROWS)
+    window = min(launch.PREFILL_WINDOW, -(-sum(routed.counts) // launch.PREFILL_ROWS))
     if rows:
-        _multiply(Group(lib, call, rows, table, x.device), trellises, routed)
+        _multiply(Group(lib, call, rows, table, x.device, window), trellises, routed)
     if fill is not None:
         trellises.keep()
         fill.copy_(torch.where((routed.tally[1:] > 0) & (fill > 0), -fill, fill))
@@ -254,20 +276,33 @@ def _multiply(scratch: Group, trellises: Trellises, routed: Routed) -> None:
         word for p in fused for word in (*trellises.of(p.expert), p.expert, p.at | p.rows << 32)
     ]
     pieces = torch.tensor(words, dtype=torch.int64, device=routed.tally.device)
-    pieces_at, waited = pieces.data_ptr(), -1
-    for group, made in zip(work, planned, strict=True):
-        scratch.call.group_rows = sum(piece.rows for piece in group)
-        scratch.step(GATHER)
-        for run in made:
-            if run.batch is not None and run.batch > waited:
+    counts = [0 if run.dense else len(run.pieces) for made in planned for run in made]
+    starts = iter(itertools.accumulate(counts, initial=0))
+    launches = [[(run, next(starts)) for run in made] for made in planned]
+    for index, on_host in steps(len(work), scratch.window):
+        scratch.use(index, sum(piece.rows for piece in work[index]))
+        if not on_host:
+            scratch.step(GATHER)
+        for run, start in launches[index]:
+            if (run.batch is not None) != on_host:
+                continue
+            if run.batch is not None:
                 trellises.wait_for(run.batch)
-                waited = run.batch
             if run.dense:
                 scratch.through_dense(run.pieces[0], trellises.of(run.pieces[0].expert))
             else:
-                scratch.fused(pieces_at, len(run.pieces))
-                pieces_at += 8 * _PIECE_WORDS * len(run.pieces)
+                at = pieces.data_ptr() + 8 * _PIECE_WORDS * start
+                scratch.fused(at, len(run.pieces))
             if run.last and run.batch is not None:
                 trellises.release(run.batch)
-        scratch.step(ADD)
-        scratch.call.first += scratch.call.group_rows
+        if on_host:
+            scratch.step(ADD)
+
+
+def steps(count: int, window: int) -> Iterator[tuple[int, bool]]:
+    """(group, its host experts?): a group's device experts go `window` - 1 groups ahead of them."""
+    for index in range(count + window - 1):
+        if index < count:
+            yield index, False
+        if index >= window - 1:
+            yield index - window + 1, True

@@ -1,11 +1,14 @@
-"""Host experts on their way to the device for prefill: two buffers that the copy engine fills in
-turn, the next batch under the products of this one. An expert that is to be kept is copied to where
-it stays, and read there.
+"""Host experts on their way to the device for prefill: a ring of slots that the copy engine fills,
+as far ahead of the products as there are slots. Two buffers filled in turn made the engine wait: a
+batch whose last rows are multiplied a group later keeps its buffer, and 28.5 ms of copying beside
+29.6 ms of products took 39.8 ms. An expert that is to be kept is copied to where it stays, and read
+there.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -18,15 +21,16 @@ if TYPE_CHECKING:
 
 
 class Staging:
-    """Two buffers for batches of host experts, and the stream that fills them."""
+    """A ring of slots for host experts, and the stream that fills them."""
 
     def __init__(self, device: torch.device, block_bytes: int) -> None:
-        self.block_bytes = block_bytes
-        size = launch.PREFILL_BATCH * block_bytes
-        self.buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
+        self.block_bytes, self.slots = block_bytes, launch.PREFILL_SLOTS
+        self.ring = torch.empty(self.slots * block_bytes, dtype=torch.uint8, device=device)
         self.stream = torch.cuda.Stream(device)
-        self.filled = [torch.cuda.Event() for _ in range(2)]
-        self.read = [torch.cuda.Event() for _ in range(2)]
+
+    def slot(self, number: int) -> int:
+        """Device address of where the `number`-th host expert of a call goes."""
+        return self.ring.data_ptr() + number % self.slots * self.block_bytes
 
 
 _staging: dict[tuple[int, int], Staging] = {}
@@ -35,7 +39,7 @@ _staging: dict[tuple[int, int], Staging] = {}
 def prepare(device: torch.device, block_bytes: int) -> Staging:
     """The staging memory for experts of this size: taken now if nobody has, kept for ever."""
     key = (torch.cuda.current_device() if device.index is None else device.index, block_bytes)
-    if key not in _staging:
+    if key not in _staging or _staging[key].slots != launch.PREFILL_SLOTS:
         _staging[key] = Staging(device, block_bytes)
     return _staging[key]
 
@@ -52,6 +56,13 @@ def batches(experts: Sequence[int], most: int) -> list[list[int]]:
         out.append(list(experts[start : start + size]))
         start += size
     return out
+
+
+def reader_of(batches: Sequence[Sequence[int]], batch: int, slots: int) -> int:
+    """The last batch that had one of this batch's slots before, -1 if none had."""
+    before = sum(map(len, batches[: batch + 1])) - slots
+    ends = itertools.accumulate(map(len, batches))
+    return next((b for b, end in enumerate(ends) if before <= end), -1) if before > 0 else -1
 
 
 class Trellises:
@@ -75,16 +86,19 @@ class Trellises:
         self.kept = {e: kept[e] for e in touched if kept[e] > 0}
         begin, end = table.host_range
         host = [e for e in touched if begin <= rows[e][0] < end]
-        self.batches = batches(host, launch.PREFILL_BATCH)
+        self.batches = batches(host, min(launch.PREFILL_BATCH, launch.PREFILL_SLOTS))
         self.batch_of = {e: b for b, batch in enumerate(self.batches) for e in batch}
+        self.number = {e: i for i, e in enumerate(host)}
+        self.filled = [torch.cuda.Event() for _ in self.batches]
+        self.read = [torch.cuda.Event() for _ in self.batches]
+        self.copied = self.released = 0  # batches
         self.copied_bytes = sum(self.sizes) * len(host)
         self.work = torch.cuda.current_stream(device)
         self.staging = prepare(device, sum(self.sizes)) if host else None
         if self.staging is not None:
             # What an earlier call still reads from the buffers, this stream has ordered before.
             self.staging.stream.wait_stream(self.work)
-        for batch in range(min(2, len(self.batches))):
-            self._copy(batch)
+        self._copy_ahead(4)  # the others when products are on their way
 
     def of(self, expert: int) -> list[int]:
         """Where the expert's trellises are while it is multiplied."""
@@ -95,15 +109,14 @@ class Trellises:
 
     def wait_for(self, batch: int) -> None:
         """Work enqueued from now on finds the batch copied."""
-        assert self.staging is not None
-        self.work.wait_event(self.staging.filled[batch % 2])
+        assert batch < self.copied, "a wait for a copy that is not enqueued would wait for nothing"
+        self.work.wait_event(self.filled[batch])
 
     def release(self, batch: int) -> None:
-        """All that reads this batch is enqueued: its buffer takes the batch after the next."""
-        assert self.staging is not None
-        self.staging.read[batch % 2].record(self.work)
-        if batch + 2 < len(self.batches):
-            self._copy(batch + 2)
+        """All that reads this batch is enqueued: its slots take the experts that come next."""
+        self.read[batch].record(self.work)
+        self.released = batch + 1
+        self._copy_ahead(len(self.batches))
 
     def keep(self) -> None:
         """Experts that were read where they are, to where they are to be kept as well."""
@@ -111,24 +124,27 @@ class Trellises:
             self._copy_expert(expert, self.kept[expert], self.work.cuda_stream)
 
     def _target(self, expert: int) -> int | None:
-        """Where a host expert is copied: to where it is to be kept, else to its batch's buffer."""
-        batch = self.batch_of.get(expert)
-        if batch is None:
+        """Where a host expert is copied: to where it is to be kept, else to its slot."""
+        if expert not in self.number:
             return None
         assert self.staging is not None
-        block = self.batches[batch].index(expert) * self.staging.block_bytes
-        return self.kept.get(expert, self.staging.buffers[batch % 2].data_ptr() + block)
+        return self.kept.get(expert, self.staging.slot(self.number[expert]))
 
-    def _copy(self, batch: int) -> None:
-        assert self.staging is not None
-        s, side = self.staging, batch % 2
-        if batch >= 2:
-            s.stream.wait_event(s.read[side])
-        for expert in self.batches[batch]:
-            to = self._target(expert)
-            assert to is not None
-            self._copy_expert(expert, to, s.stream.cuda_stream)
-        s.filled[side].record(s.stream)
+    def _copy_ahead(self, most: int) -> None:
+        """Enqueue batches, up to the `most`-th, whose slots' earlier reads are enqueued already."""
+        while self.copied < min(most, len(self.batches)):
+            assert self.staging is not None
+            reader = reader_of(self.batches, self.copied, self.staging.slots)
+            if reader >= self.released:
+                return
+            if reader >= 0:
+                self.staging.stream.wait_event(self.read[reader])
+            for expert in self.batches[self.copied]:
+                to = self._target(expert)
+                assert to is not None
+                self._copy_expert(expert, to, self.staging.stream.cuda_stream)
+            self.filled[self.copied].record(self.staging.stream)
+            self.copied += 1
 
     def _copy_expert(self, expert: int, to: int, stream: int) -> None:
         gate, up, down = self.rows[expert]

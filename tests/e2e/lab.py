@@ -58,7 +58,7 @@ class Lab:
         arena: Path | None = None,
         **options: Any,
     ) -> Outputs:
-        """Serve the checkpoint on `plan`, generate greedily; `arena`: host experts stay there."""
+        """Serve the checkpoint on `plan`, host experts in `arena` if given, generate greedily."""
         plan_file = self.folder / f"{name}.plan.json"
         plan.write(plan_file)
         ours = {"appliance": {"plan": str(plan_file), "checkpoint": str(self.path)}}

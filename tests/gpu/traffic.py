@@ -10,11 +10,13 @@ measurement. What is expected comes first. `--small --device cpu` tries it witho
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -95,7 +97,15 @@ def traffic(files: Sequence[Path], layers: int, held_out: str) -> dict[str, dict
     return out
 
 
-def make_plan(checkpoint: Path, case: Case, heat: Any, device: str, ranks: int, ep: bool) -> Any:
+def make_plan(
+    checkpoint: Path,
+    case: Case,
+    heat: Any,
+    device: str,
+    ranks: int,
+    ep: bool,
+    links: Sequence[float] | None = None,
+) -> Any:
     from appliance.checkpoint.exl3 import read_checkpoint
     from appliance.plan.planner import plan
     from appliance.plan.request import Policy
@@ -113,6 +123,7 @@ def make_plan(checkpoint: Path, case: Case, heat: Any, device: str, ranks: int, 
         streams=6,
         conversations=6,
         context_tokens=4096,
+        link_bytes_per_second=None if links is None else tuple(links),
         reserve_bytes=4 << 30 if device == "cuda" else None,
         host_reserve_bytes=8 << 30 if device == "cuda" else 1 << 30,
     )
@@ -151,7 +162,7 @@ class Engine:
             {la: tuple(row) for la, row in topics[PLANNED].items()},
             {k: {la: tuple(row) for la, row in v.items()} for k, v in known.items()},
         )
-        self.plan = make_plan(a.work / "model", CASES[name], heat, a.device, a.ranks, a.ep)
+        self.plan = make_plan(a.work / "model", CASES[name], heat, a.device, a.ranks, a.ep, a.links)
         plan_file, counts_file = a.work / f"{name}.plan.json", a.work / "traffic.json"
         self.plan.write(plan_file)
         counts_file.write_text(json.dumps(topics))
@@ -233,13 +244,52 @@ def predicted(engine: Engine) -> dict[str, Any]:
     }
 
 
+HOG = """
+import torch
+device = torch.device("cuda", {gpu})
+source = torch.empty(1 << 28, dtype=torch.uint8).pin_memory()
+target = torch.empty(1 << 28, dtype=torch.uint8, device=device)
+while True:
+    for _ in range(8):
+        target.copy_(source, non_blocking=True)
+    torch.cuda.synchronize(device)
+"""
+
+
+@contextlib.contextmanager
+def hog(gpu: int | None) -> Iterator[None]:
+    """Another process that copies from pinned memory to this GPU without end: its link is slow."""
+    if gpu is None:
+        yield
+        return
+    process = subprocess.Popen([sys.executable, "-c", HOG.format(gpu=gpu)])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
 def measure(a: Any, name: str, topics: dict[str, dict[int, list[float]]]) -> None:
     engine = Engine(a, name, topics)
+    with hog(a.hog):
+        _measure(a, name, engine)
+
+
+def _measure(a: Any, name: str, engine: Engine) -> None:
     rank = engine.plan.ranks[0]
     sizes = {home: round(rank.total_bytes(home) / 2**30, 2) for home in ("device", "host")}
     forecast = engine.plan.forecast
     cold = forecast and forecast.cold and forecast.cold.model_dump(mode="json")
-    say(case=name, load_s=engine.load_s, gib=sizes, predicted=predicted(engine), cold=cold)
+    away = [sum(len(p.host_experts) for p in r.layers) for r in engine.plan.ranks]
+    say(
+        case=name,
+        load_s=engine.load_s,
+        gib=sizes,
+        host_experts=away,
+        predicted=predicted(engine),
+        cold=cold,
+    )
     short = 60 if a.device == "cuda" else 4
     for topic in (PLANNED, a.held_out):
         engine.route(topic)
@@ -275,6 +325,8 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--small", action="store_true", help="three small layers")
+    parser.add_argument("--links", type=float, nargs="+", help="bytes a second of each rank's")
+    parser.add_argument("--hog", type=int, metavar="GPU", help="another's copies over its link")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for a case")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     parser.add_argument("--make", action="store_true", help="only make the checkpoint")

@@ -10,7 +10,13 @@ from appliance.settings import PREFIX, Settings, read_settings
 # The image or the command line decides these, or one service's compose file does.
 OURS = {"STATE_DIR", "ENGINE_PYTHON", "PORT", "AGENT_PORT", "GATEWAY_CONTROL_KEY", "RELEASE"}
 # `appliance weights` fills the store on the host; the containers only read it.
-HOST_ONLY = {"WEIGHTS_DIR", "WEIGHTS_TOKEN_FILE", "WEIGHTS_PUBLIC_KEY", "WEIGHTS_ARENA"}
+HOST_ONLY = {
+    "IMAGE_PUBLIC_KEY",
+    "WEIGHTS_DIR",
+    "WEIGHTS_TOKEN_FILE",
+    "WEIGHTS_PUBLIC_KEY",
+    "WEIGHTS_ARENA",
+}
 
 
 def test_the_defaults_are_settings_that_the_appliance_accepts():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from expert_kernels import launch
 from expert_kernels.bench_gpu import (
     device_experts,
     host_experts,
@@ -37,9 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     made = parser("expert_kernels.bench_gpu", __doc__)
     made.add_argument("--only", nargs="+", choices=CLAIMS, help="claims to measure")
     made.add_argument("--seconds", type=float, default=150.0, help="start no claim after this")
+    made.add_argument("--set", nargs="+", default=[], metavar="NAME=NUMBER", help="of launch.py")
     a = made.parse_args(argv)
+    for name, _, number in (given.partition("=") for given in a.set):
+        if not isinstance(getattr(launch, name, None), int | float):
+            made.error(f"launch.py has no number {name!r}")
+        setattr(launch, name, float(number) if "." in number else int(number))
     printer, fine = Printer(a.out), True
-    printer.say(machine())
+    printer.say({**machine(), "set": a.set})
     for name, claim in CLAIMS.items():
         if a.only and name not in a.only:
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -18,7 +18,7 @@ TOKENS, COUNT, HOSTS, TOP_K = 8192, 384, 115, 6
 def measure(repeats: int) -> Iterator[Facts]:
     """The copy alone is the same copies in the same batches with nothing else on the device."""
     yield {
-        "predicted": {"ratio": 1.03, "copy_alone_ms": 29.5, "compute_alone_ms": 18.0},
+        "predicted": {"ratio": 1.03, "copy_alone_ms": 29.5, "compute_alone_ms": 29.6},
         "bar": 1.05,
     }
     shape, repeats = SHAPES[0], max(3, repeats // 40)
@@ -41,6 +41,7 @@ def measure(repeats: int) -> Iterator[Facts]:
         for name, table in tables.items()
     }
     copy = median_us(copies, repeats) / 1e3
+    ways = _ways(lambda: prefill.prefill(x, weights, ids, tables["mixed"]), repeats)
     moved = len(on_host) * shape.expert_bytes
     yield {
         "ms": times["mixed"],
@@ -50,7 +51,28 @@ def measure(repeats: int) -> Iterator[Facts]:
         "copied_bytes": moved,
         "copy_bytes_a_second": moved / copy * 1e3,
     }
+    yield from ways
     yield from _one_expert(experts)
+
+
+def _ways(call: Callable[[], object], repeats: int) -> list[Facts]:
+    """Slots, batches, window; also with nothing copied, which is what the launches cost."""
+    usual = launch.PREFILL_SLOTS, launch.PREFILL_BATCH, launch.PREFILL_WINDOW
+    copy, out = Trellises._copy_expert, []
+    try:
+        ways = ((16, 4, 1), (16, 4, 2), (24, 4, 2), (24, 8, 2), (24, 4, 3), (32, 4, 3), (32, 8, 3))
+        for slots, batch, window in ways:
+            launch.PREFILL_SLOTS, launch.PREFILL_BATCH, launch.PREFILL_WINDOW = slots, batch, window
+            facts: Facts = {"slots": slots, "batch": batch, "window": window}
+            facts["ms"] = median_us(call, repeats) / 1e3
+            Trellises._copy_expert = lambda *_: None  # type: ignore[method-assign]
+            facts["nothing_copied_ms"] = median_us(call, repeats) / 1e3
+            Trellises._copy_expert = copy  # type: ignore[method-assign]
+            out.append(facts)
+    finally:
+        launch.PREFILL_SLOTS, launch.PREFILL_BATCH, launch.PREFILL_WINDOW = usual
+        Trellises._copy_expert = copy  # type: ignore[method-assign]
+    return out
 
 
 def _one_expert(experts: RandomExperts) -> Iterator[Facts]:

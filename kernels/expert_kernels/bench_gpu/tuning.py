@@ -9,45 +9,40 @@ from collections.abc import Iterator
 from expert_kernels.bench_gpu.timing import CALLS, SHAPES, Facts, Problem, alone
 from expert_kernels.synthetic import RandomExperts, roomy
 
-# touched, top_k, on the host
-LINK = ((1, 1, 1), (1, 6, 1), (6, 6, 6), (6, 6, 1), (6, 6, 2), (24, 6, 1), (24, 6, 2), (36, 6, 2))
-SPLITS = ((1, 1, 0), (2, 2, 0), (6, 6, 0), (8, 8, 0), (12, 6, 0), (36, 6, 0), (1, 1, 1), (6, 6, 6))
+# touched, top_k, on the host. Choices of one case are measured beside each other.
+CASES = (
+    *((1, 1, 1), (1, 6, 1), (6, 6, 6), (6, 6, 1), (24, 6, 1), (24, 6, 2), (36, 6, 3)),
+    *((1, 1, 0), (2, 2, 0), (6, 6, 0), (12, 6, 0), (24, 6, 0), (48, 6, 0)),
+)
+SPLITS = ((2, 1), (4, 1), (4, 2), (8, 2), (8, 4))
 
 
-def _changes(touched: int, hosts: int) -> list[Facts]:
-    return [
-        {"overlap": 0},
-        {"overlap": 3},
-        *({"host_blocks": n} for n in (32, 40, 48, 72, 96, 132)),
-        *({"link_blocks": n} for n in (8, 12, 20, 24) if hosts < touched),
-        *({"link_entries": n} for n in (0, 1 << 20) if hosts < touched),
-    ]
-
-
-def _splits(hosts: int) -> list[Facts]:
-    both = [(a, b) for a in (1, 2, 4, 8) for b in (1, 2, 4)]
-    return [{"split_a": a, "split_b": b} for a, b in both if not hosts or b < 4]
+def _choices(touched: int, hosts: int) -> Iterator[Facts]:
+    for a, b in SPLITS:
+        for blocks in (32, 48, 64, 96) if hosts else (64,):
+            yield {"split_a": a, "split_b": b, "host_blocks": blocks}
+    yield {"overlap": 3}
+    if 0 < hosts < touched:
+        for n in (12, 16, 20, 24):
+            yield {"split_a": 4, "split_b": 2, "link_blocks": n, "link_entries": 0}
 
 
 def measure(repeats: int) -> Iterator[Facts]:
-    repeats = max(1, repeats // 5)
+    repeats = max(1, repeats // 8)
     for shape in SHAPES:
-        experts = RandomExperts(36 * CALLS, shape)
-        for cases, changes in ((LINK, _changes), (SPLITS, lambda _, hosts: _splits(hosts))):
-            if cases is LINK and shape is not SHAPES[0]:
-                continue
-            for touched, top_k, hosts in cases:
-                problem = Problem(experts, touched, top_k, hosts, repeats)
-                usual = roomy(shape, top_k)
-                facts = {"hidden": shape.hidden, "touched": touched, "top_k": top_k, "host": hosts}
-                yield {**facts, "us": problem.microseconds()}
-                for change in changes(touched, hosts):
-                    fields = {k: v for k, v in change.items() if k != "overlap"}
-                    us = problem.microseconds(
-                        chosen=dataclasses.replace(usual, **fields),
-                        overlap=change.get("overlap", 1),
-                    )
-                    yield {**facts, **change, "us": us}
+        experts = RandomExperts(48 * CALLS, shape)
+        for touched, top_k, hosts in CASES:
+            if shape is not SHAPES[0] and 0 < hosts < touched:
+                continue  # of mixed layers the first shape's are claimed
+            problem = Problem(experts, touched, top_k, hosts, repeats)
+            usual = roomy(shape, top_k)
+            facts = {"hidden": shape.hidden, "touched": touched, "top_k": top_k, "host": hosts}
+            yield {**facts, "us": problem.microseconds()}
+            for choice in _choices(touched, hosts):
+                fields = {k: v for k, v in choice.items() if k != "overlap"}
+                chosen = dataclasses.replace(usual, **fields)
+                us = problem.microseconds(chosen=chosen, overlap=choice.get("overlap", 1))
+                yield {**facts, **choice, "us": us}
 
 
 if __name__ == "__main__":

@@ -54,21 +54,27 @@ def test_a_part_of_k_never_gets_too_short_to_fill_the_pipeline(hidden: int, inne
     assert plan.split_a == 1 or hidden // plan.split_a >= 512
 
 
-def test_few_experts_are_cut_until_every_multiprocessor_has_work() -> None:
-    plan = launch.decode(1, 5120, 2304, 132, top_k=6)
-    assert 132 <= 6 * 2304 // 128 * plan.split_a < 2 * 132
-    assert launch.decode(64, 5120, 2304, 132, top_k=6).split_a == 1
+def test_few_experts_are_cut_into_more_units_than_there_are_multiprocessors() -> None:
+    plan = launch.decode(1, 5120, 2304, 132, top_k=1)
+    assert 2304 // 128 * plan.split_a > 132 and 5120 // 128 * plan.split_b > 132
+    many = launch.decode(64, 5120, 2304, 132, top_k=6)
+    assert (many.split_a, many.split_b) == (1, 1)
 
 
 @pytest.mark.parametrize(
-    ("shape", "top_k", "fastest"),
-    [((5120, 2304), 6, 2), ((7168, 2048), 6, 4), ((5120, 2304), 1, 4)],
+    ("shape", "top_k", "parts"),
+    [
+        ((5120, 2304), 1, (8, 4)),
+        ((7168, 2048), 1, (8, 4)),
+        ((5120, 2304), 6, (4, 2)),
+        ((7168, 2048), 6, (4, 2)),
+    ],
 )
-def test_k_is_cut_where_an_h200_measured_fastest(
-    shape: tuple[int, int], top_k: int, fastest: int
+def test_k_of_both_products_is_cut_in_the_parts_chosen_for_an_h200(
+    shape: tuple[int, int], top_k: int, parts: tuple[int, int]
 ) -> None:
-    """122, 136 and 82 us; the next best were 132, 159 and 115 (docs/measurements)."""
-    assert launch.decode(1, *shape, 132, top_k=top_k).split_a == fastest
+    plan = launch.decode(1, *shape, 132, top_k=top_k)
+    assert (plan.split_a, plan.split_b) == parts
 
 
 @pytest.mark.parametrize("tokens", [0, 65])
@@ -78,7 +84,7 @@ def test_more_tokens_than_decode_takes_are_refused_with_the_number(tokens: int) 
 
 
 def test_scratch_counts_every_buffer_to_the_byte() -> None:
-    plan = dataclasses.replace(launch.decode(1, 5120, 2304, 132, top_k=1), split_a=4)
+    plan = dataclasses.replace(launch.decode(1, 5120, 2304, 132, top_k=1), split_a=4, split_b=1)
     need = launch.workspace(plan, picks=48, hidden=5120, intermediate=2304)
     assert need == launch.Workspace(
         rotated=48 * 5120 * 2 * 2,
@@ -146,3 +152,35 @@ def test_batches_of_copies_start_and_end_small_and_hold_every_expert_once(
     assert [expert for batch in made for expert in batch] == list(range(count))
     assert all(len(batch) <= most for batch in made)
     assert not made or len(made[0]) == len(made[-1]) == 1
+
+
+@given(count=st.integers(0, 200), slots=st.integers(1, 40), most=st.integers(1, 24))
+def test_every_copy_waits_for_the_reads_of_its_slot_and_is_enqueued_before_it_is_waited_for(
+    count: int, slots: int, most: int
+) -> None:
+    made = staging.batches(range(count), min(most, slots))
+    copied = 0
+    for released in range(len(made) + 1):
+        while copied < len(made) and staging.reader_of(made, copied, slots) < released:
+            copied += 1
+        if released < len(made):
+            assert copied > released  # the next that is waited for
+            last_free = made[released][0] - 1 + slots  # its own slots are still read
+            assert made[copied - 1][-1] <= last_free
+    assert copied == len(made)
+
+
+@given(count=st.integers(1, 30), window=st.integers(1, 4))
+def test_a_groups_scratch_is_reused_only_after_its_sum_and_sums_go_up(
+    count: int, window: int
+) -> None:
+    held: dict[int, int] = {}
+    added = []
+    for index, on_host in prefill.steps(count, min(window, count)):
+        if on_host:
+            assert held.pop(index % min(window, count)) == index
+            added.append(index)
+        else:
+            assert index % min(window, count) not in held
+            held[index % min(window, count)] = index
+    assert added == list(range(count)) and not held

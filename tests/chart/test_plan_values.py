@@ -1,0 +1,39 @@
+"""`appliance plan values`: the chart takes what a plan says, and waits for its load."""
+
+import pytest
+import yaml
+from charts import only
+from machines import machine
+from plan_builders import deepseek_v41_flash
+
+from appliance.cli import run
+from appliance.plan.planner import plan
+from appliance.plan.request import Policy
+from appliance.serve.spec import predicted_load_seconds
+
+
+@pytest.fixture
+def reference(tmp_path):
+    made = plan(machine("two-rtx-pro-6000-healthy"), deepseek_v41_flash(), None, Policy())
+    made.write(tmp_path / "plan.json")
+    return made, tmp_path / "plan.json"
+
+
+def test_the_startup_probe_waits_three_times_the_load_that_the_plan_predicts(
+    helm, reference, capsys, tmp_path
+):
+    made, path = reference
+    assert run(["plan", "values", str(path)]) == 0
+    said = capsys.readouterr().out
+    values = yaml.safe_load(said)
+    predicted = predicted_load_seconds(made)
+    assert values["gpus"]["count"] == 2 and predicted <= values["loadSeconds"] < predicted + 1
+    given = [f"loadSeconds={values['loadSeconds']}", "gpus.count=2",
+             f"resources.memoryGiB={values['resources']['memoryGiB']}"]  # fmt: skip
+    pod = only(helm.render(*given), "Deployment")["spec"]["template"]["spec"]
+    probe = pod["containers"][0]["startupProbe"]
+    waited = probe["failureThreshold"] * probe["periodSeconds"]
+    assert 3 * predicted - 10 <= waited <= 3 * predicted + 10
+    host = sum(rank.total_bytes("host") for rank in made.ranks)
+    asked = int(pod["containers"][0]["resources"]["limits"]["memory"].removesuffix("Gi")) << 30
+    assert asked > host + (16 << 30)
