@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
+from preflight.counted import counted
 from preflight.host import Facts, Host
 from preflight.needs import Needs
 
@@ -111,7 +112,7 @@ def _pools(host: Host, needs: Needs) -> Iterator[Step]:
             f"hugepages-{size >> 10}kB/nr_hugepages",
             before=None if pool.total is None else str(pool.total),
             after=str(used + wanted),
-            why=f"{wanted:,} pages of {size >> 20} MiB for the arena on node {node.index}",
+            why=f"{counted(wanted, 'page')} of {size >> 20} MiB for the arena on node {node.index}",
         )
 
 
