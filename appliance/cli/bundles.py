@@ -106,8 +106,9 @@ def import_(
     )
     progress.end()
     if extras is not None:
-        for path in install_extras(source, extras):
-            render.say(f"wrote {path}")
+        written = install_extras(source, extras)
+        render.say(f"wrote {len(written)} files to {extras}")
+        for path in written:
             if path.is_relative_to(extras / "images"):
                 render.say(f"  docker load --input {path}")
     elif source.bundle.extras:

@@ -179,7 +179,7 @@ def _options(checkpoint: Checkpoint, found: Answer, heat: Heat | None) -> list[s
     lines: list[str] = []
     kinds: set[str] = set()
     assert isinstance(found.ask, Ask)
-    for words, model, ask in changes(checkpoint, found.ask):
+    for words, model, ask in changes(checkpoint, found.ask, heat):
         kind = words.split(" ", 1)[1] if words[0].isdigit() else words[:10]
         if kind in kinds or len(lines) == _MOST_OPTIONS:
             continue
