@@ -24,7 +24,7 @@ seen: list[list[str]] = []  # prompts read, as words
 counted = {"queries": 0, "hits": 0}
 reading = 0
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
-HEAD += b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+HEAD += b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 def chunk(payload: str) -> bytes:
@@ -38,18 +38,25 @@ def event(delta: dict[str, str], finish: str | None = None) -> bytes:
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
-        head = await reader.readuntil(b"\r\n\r\n")
-        if not head.startswith(b"POST"):
-            writer.write(page(head.split()[1]))
-            return
-        size = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
-        asked = json.loads(await reader.readexactly(size))
-        await answer(asked, asked["model"], writer)
-        await writer.drain()
+        while await one(reader, writer):
+            pass
     except (ConnectionError, asyncio.IncompleteReadError):
         pass  # the client has gone
     finally:
         writer.close()
+
+
+async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    """Whether the connection stays open for another request."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    if b"/chat/completions " not in head.partition(b"\r\n")[0]:
+        writer.write(page(head.split()[1]))
+        return False
+    size = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+    asked = json.loads(await reader.readexactly(size))
+    whole = await answer(asked, asked["model"], writer)
+    await writer.drain()
+    return whole and b"connection: close" not in head.lower()
 
 
 def page(path: bytes) -> bytes:
@@ -83,11 +90,11 @@ def common(a: list[str], b: list[str]) -> int:
     )
 
 
-async def answer(asked: dict, mood: str, writer: asyncio.StreamWriter) -> None:
+async def answer(asked: dict, mood: str, writer: asyncio.StreamWriter) -> bool:
     if mood == "http-429":
         body = b'{"error": {"message": "too many requests"}}'
         writer.write(b"HTTP/1.1 429 Too Many\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        return
+        return False
     writer.write(HEAD)
     words = [w for m in asked["messages"] for w in str(m["content"]).split()]
     known = await read(words, mood == "cache") if mood in ("cache", "no-cache") else None
@@ -96,7 +103,7 @@ async def answer(asked: dict, mood: str, writer: asyncio.StreamWriter) -> None:
     for index in range(count):
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         if writer.transport.is_closing():
-            return
+            return False
         if index == 0:  # with the first token, as vLLM does
             writer.write(event({"role": "assistant", "content": ""}))
         if index == 3 and mood == "reset":
@@ -104,7 +111,7 @@ async def answer(asked: dict, mood: str, writer: asyncio.StreamWriter) -> None:
         if index == 3 and mood == "hang":
             await asyncio.sleep(3600)
         if index == 3 and mood in ("reset", "cut-off"):
-            return
+            return False
         if index == 3 and mood == "bad-json":
             writer.write(chunk("{not json"))
         if index == 3 and mood == "error-event":
@@ -121,6 +128,7 @@ async def answer(asked: dict, mood: str, writer: asyncio.StreamWriter) -> None:
             usage["prompt_tokens_details"] = {"cached_tokens": known}
         writer.write(chunk(json.dumps({"choices": [], "usage": usage})))
     writer.write(chunk("[DONE]") + b"0\r\n\r\n")
+    return True
 
 
 async def main() -> None:

@@ -92,7 +92,7 @@ class _Run:
                 self.target.endpoint, [{"role": "user", "content": content}], 1, role="extra",
                 session="calibration", turn=turn, stream=0, streams=1, block=0, start=0,
             )  # fmt: skip
-            if sample.error is not None or not sample.input_tokens:
+            if not sample.input_tokens:
                 what = sample.detail or "its usage has no prompt_tokens"
                 raise ServeError(
                     f"the length of a prompt cannot be known: {sample.error or 'no-usage'}: {what}",

@@ -76,6 +76,7 @@ class Decoder:
             del self._raw[: end + 2]
             if size_text:  # empty: the line end that closes a chunk
                 self._left = int(size_text, 16)
+                self.finished = self.finished or self._left == 0
         return bytes(plain)
 
 

@@ -14,6 +14,7 @@ from appliance.checkpoint.model import Checkpoint, MoeLayer
 from appliance.engine import compat
 from appliance.engine.addresses import AddressBook
 from appliance.engine.arena import Arena
+from appliance.engine.behind import Behind
 from appliance.engine.cache import SlotCache, open_cache, read_learned
 from appliance.engine.config import checkpoint_of
 from appliance.engine.counters import Counters
@@ -37,6 +38,7 @@ class RankState:
     cache: SlotCache | None  # None: the plan has no spare slots
     live: dict[int, LiveLayer] = field(default_factory=dict)
     by_name: dict[str, LiveLayer] = field(default_factory=dict)
+    behind: Behind = field(default_factory=lambda: Behind({}))
 
 
 @dataclass
@@ -111,7 +113,10 @@ def _new_state(
     cache = None
     if plan.cache is not None and any(arena.slots.values()):
         cache = open_cache(arena, book, counters, plan.cache, learned)
-    return RankState(arena, book, counters, cache)
+    # A host without pins may keep the shards for the next start.
+    read = checkpoint.tensors.values() if arena.bytes_in("host") else ()
+    behind = Behind({tensor.name: checkpoint.path / tensor.file for tensor in read})
+    return RankState(arena, book, counters, cache, behind=behind)
 
 
 class ExpertsMethod(compat.FusedMoEMethodBase):
@@ -187,8 +192,10 @@ class ExpertsMethod(compat.FusedMoEMethodBase):
     ) -> bool | None:
         """vLLM hands over one stored tensor of one expert: copy this rank's share to its home."""
         mine = expert_id in self.local
+        projection = PROJECTIONS[shard_id]
+        word = self.shape.projection_names[projection]
+        self.state.behind.reached(f"{self.shape.prefix}.{expert_id}.{word}.{kind}")
         if mine:
-            projection = PROJECTIONS[shard_id]
             if kind == "trellis":
                 self.state.arena.write(self.index, expert_id, projection, loaded_weight)
             elif kind in ("suh", "svh", "su", "sv"):
@@ -215,6 +222,7 @@ class ExpertsMethod(compat.FusedMoEMethodBase):
                 word = self.shape.projection_names[p]
                 raise ValueError(f"{self.prefix}: expert {expert} came without {word}.{kind}")
         del self.seen
+        self.state.behind.finished()
         live = self._live_layer(layer)
         if live.counters is not None:  # all scratch now: vLLM gives what is left to the KV cache
             prepare(live.table, layer.moe_config.experts_per_token)

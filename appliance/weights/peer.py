@@ -10,6 +10,7 @@ import sys
 from functools import lru_cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import FileIO
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -81,16 +82,15 @@ class _Handler(BaseHTTPRequestHandler):
             if found is None:
                 return self._small(HTTPStatus.NOT_FOUND, b"")
             descriptor = os.open(found[0], os.O_RDONLY | os.O_NOFOLLOW)
+            stream = os.fdopen(descriptor, "rb", buffering=0)
         except (OSError, ApplianceError):
             return self._small(HTTPStatus.INTERNAL_SERVER_ERROR, b"")
-        try:
-            self._file(descriptor, found[1], with_body)
-        finally:
-            os.close(descriptor)
+        with stream:
+            self._file(stream, found[1], with_body)
         return None
 
-    def _file(self, descriptor: int, tag: str, with_body: bool) -> None:
-        size = os.fstat(descriptor).st_size
+    def _file(self, stream: FileIO, tag: str, with_body: bool) -> None:
+        size = os.fstat(stream.fileno()).st_size
         start, stop, status = 0, size, HTTPStatus.OK
         wanted = _RANGE.fullmatch(self.headers.get("Range") or "")
         if wanted is not None:
@@ -111,12 +111,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
         self.end_headers()
         self.wfile.flush()
-        while with_body and start < stop:
-            sent = os.sendfile(self.connection.fileno(), descriptor, start, stop - start)
-            if not sent:
-                self.close_connection = True  # the file became shorter: the reader must notice
-                return
-            start += sent
+        # The socket's own sendfile: one with a timeout does not wait by itself.
+        if with_body and self.connection.sendfile(stream, start, stop - start) < stop - start:
+            self.close_connection = True  # the file became shorter: the reader must notice
 
     def _small(self, status: HTTPStatus, body: bytes) -> None:
         self.send_response(status)

@@ -155,6 +155,7 @@ def test_two_gpus_are_given_to_the_engine_of_the_gpu_flavour(tmp_path_factory):
         assert argv[argv.index("--tensor-parallel-size") + 1] == "2"
         assert sorted(seen["environment"]["CUDA_VISIBLE_DEVICES"].split(",")) == CARDS
         assert seen["environment"]["APPLIANCE_DEPLOYMENT"] == "kubernetes"
-        assert seen["uid"] == 10001 and seen["shm_bytes"] == 8 << 30
+        # Before 1.22 a memory volume is as large as half of the node, whatever its limit says.
+        assert seen["uid"] == 10001 and seen["shm_bytes"] >= 8 << 30
     finally:
         must("helm", "uninstall", "gpu", "-n", NAMESPACE, "--wait")

@@ -4,7 +4,9 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import threading
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,6 +19,7 @@ from weights_models import BIG, fetch, publish, same_bytes, sums_of, write_model
 from appliance.errors import CheckpointError, SourceError, UsageError
 from appliance.settings import read_network, read_settings
 from appliance.weights.activate import activate
+from appliance.weights.manifest import CHUNK_BYTES
 from appliance.weights.names import MANIFEST
 from appliance.weights.network import Network, S3Keys
 from appliance.weights.peer import PeerServer
@@ -145,6 +148,27 @@ def test_one_box_feeds_the_next(store, peer, filled, model):
     pulled = fetch(store, f"{url}/releases/{release}", Network(mirror_token="lan"))
     assert pulled.release == release
     assert same_bytes(store.release_folder(release), model)
+
+
+def test_a_reader_slower_than_the_peer_gets_all_of_a_range_on_one_connection(peer, filled):
+    import http.client
+
+    release = filled[1].release_id
+    big = next(f for f in filled[1].files if f.path == BIG)
+    port = peer.server_address[1]
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.connect()
+    # Far more than the socket's buffers hold: the peer has to wait for us.
+    assert connection.sock is not None
+    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+    for _ in range(2):
+        connection.request("GET", f"/releases/{release}/{BIG}", headers={
+            "Authorization": f"Bearer {peer.token}", "Range": f"bytes=100-{CHUNK_BYTES}",
+        })  # fmt: skip
+        answer = connection.getresponse()
+        time.sleep(0.3)
+        assert len(answer.read()) == CHUNK_BYTES - 99 < big.size_bytes
+    connection.close()
 
 
 def test_a_peer_serves_nobody_without_its_token(store, peer, filled):
