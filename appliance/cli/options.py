@@ -20,12 +20,26 @@ if TYPE_CHECKING:
     from preflight.answers import Source
 
 Model = Annotated[Path | None, typer.Option(help="Folder of an EXL3 checkpoint.", metavar="DIR")]
+At = Annotated[
+    str | None,
+    typer.Option(
+        help="compose, compose:SERVICE or kubernetes:NAMESPACE/RELEASE; default: this host's own.",
+        metavar="WHERE",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 TensorParallel = Annotated[
     int | None, typer.Option(help="Ranks to split over (default: every GPU).", metavar="N")
 ]
 ExpertParallel = Annotated[
     bool, typer.Option("--expert-parallel", help="Whole experts per rank, not slices of all.")
+]
+Device = Annotated[
+    Literal["cuda", "cpu"] | None,
+    typer.Option(help="Plan for GPUs or without (default: GPUs where there are any)."),
+]
+DeviceMemory = Annotated[
+    str | None, typer.Option(help="Use this much of each device: 80GiB.", metavar="SIZE")
 ]
 Streams = Annotated[
     int | None, typer.Option(help="Requests that decode at once (default 6).", metavar="N")
@@ -75,6 +89,8 @@ def policy(**wishes: Any) -> Policy:
 
 
 def _asked(
+    device: Device = None,
+    device_memory: DeviceMemory = None,
     tensor_parallel: TensorParallel = None,
     expert_parallel: ExpertParallel = False,
     streams: Streams = None,
@@ -88,8 +104,11 @@ def _asked(
 
     What the command line does not say, the settings do, as in a container.
     """
+    from appliance.plan.sizing import bytes_from
+
     settings = read_settings()
     said = {
+        "device": device,
         "tensor_parallel": tensor_parallel,
         "streams": streams,
         "context_tokens": context,
@@ -97,7 +116,7 @@ def _asked(
     }
     settled = {k: getattr(settings, k) if value is None else value for k, value in said.items()}
     return policy(
-        device=settings.device,
+        device_capacity_bytes=None if device_memory is None else bytes_from(device_memory),
         expert_parallel=expert_parallel,
         conversations=conversations,
         kv_dtype=kv_dtype,

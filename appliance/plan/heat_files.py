@@ -90,7 +90,11 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the routing counts {file}: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(
+            f"cannot read the routing counts {file}: {why}",
+            fix="give a file of counts or a trace, or plan without --heat",
+        ) from error
 
 
 def _rows(file: Path, text: str) -> Iterator[tuple[int, tuple[int, ...], tuple[float, ...]]]:

@@ -215,7 +215,8 @@ def load_plan(path: Path) -> Plan:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise PlanError(f"cannot read the plan {path}: {error.strerror}") from error
+        raise PlanError(f"cannot read the plan {path}: {error.strerror}",
+                        fix="appliance plan make --model DIR writes one") from error  # fmt: skip
     except UnicodeDecodeError as error:
         raise PlanError(f"the plan {path} is not UTF-8 text", fix="make it again") from error
     try:

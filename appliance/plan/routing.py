@@ -111,9 +111,15 @@ def heat_from_json(text: str, source: str = "the routing counts") -> Heat:
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
-        raise UsageError(f"{source} is not JSON: {error.msg} at line {error.lineno}") from error
+        raise UsageError(
+            f"{source} is not JSON: {error.msg} at line {error.lineno}",
+            fix="record the counts again, or plan without them",
+        ) from error
     if not isinstance(data, dict) or data.get("schema_version") != SCHEMA_VERSION:
-        raise UsageError(f"{source} is not a file of routing counts of version {SCHEMA_VERSION}")
+        raise UsageError(
+            f"{source} is not a file of routing counts of version {SCHEMA_VERSION}",
+            fix="give counts of this engine, topic counts, an expert-load dump, or a router trace",
+        )
     topics = data.get("topics", {})
     if not set(data) <= {"schema_version", "layers", "topics"} or not isinstance(topics, dict):
         raise UsageError(f"{source} has keys {sorted(data)}: schema_version, layers and topics "

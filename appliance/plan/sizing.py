@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from appliance.checkpoint.model import Checkpoint, ExpertShape, MoeLayer
+from appliance.checkpoint.support import require_exl3
 from appliance.errors import ApplianceError, UsageError
 from appliance.plan.budget import GIB
 from appliance.plan.hardware import gpu_model, host_model
@@ -27,6 +28,8 @@ from preflight.host import Gpu, Host, NumaNode
 ACTIVE_SHARE, OVERFLOW = 0.071, 0.01
 TARGET_TOKENS_PER_SECOND, HEADROOM = 40.0, 0.10
 SYSTEM_BYTES = 4 * GIB
+_ASKED = {"count": "--count", "host_bytes": "--host-ram", "users": "--users",
+          "context_tokens": "--context"}  # fmt: skip
 _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}  # fmt: skip
 
@@ -46,10 +49,14 @@ class Ask:
     kv_dtype: Literal["auto", "fp8"] = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("count", "host_bytes", "users", "context_tokens"):
+        for name, words in _ASKED.items():
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UsageError(f"{name} is {value}: it must be at least 1")
+                raise UsageError(f"{words} is {value}: it must be at least 1",
+                                 fix=f"give {words} a number of 1 or more")  # fmt: skip
+        if not (math.isfinite(self.target) and self.target > 0):
+            raise UsageError(f"--target is {self.target}: nobody can ask for that many tokens a "
+                             "second", fix="give a number above 0, such as 40")  # fmt: skip
         gpu_model(self.gpu)
         most = host_model(self.host).max_memory_bytes
         if self.host_bytes > most:
@@ -99,7 +106,11 @@ class Answer:
 
 
 def answer(checkpoint: Checkpoint, ask: Ask, heat: Heat | None = None) -> Answer:
-    """Plan the model on the machine asked for."""
+    """Plan the model on the machine asked for.
+
+    Raises UsageError and, for a model that no machine could serve, UnsupportedError.
+    """
+    require_exl3(checkpoint)
     policy = Policy(
         device="cuda",
         streams=ask.users,
@@ -109,6 +120,8 @@ def answer(checkpoint: Checkpoint, ask: Ask, heat: Heat | None = None) -> Answer
     )
     try:
         return Answer(ask, plan(made_up_host(ask), checkpoint, heat, policy))
+    except UsageError:
+        raise  # no machine would do
     except ApplianceError as error:
         return Answer(ask, None, error)
 
@@ -147,13 +160,19 @@ def made_up_host(ask: Ask) -> Host:
 
 def people(streams: int) -> int:
     """How many people so many streams carry: more of them are active in under 1 % of the time."""
-    count = streams
-    while _more_active_than(streams, count + 1) <= OVERFLOW:
-        count += 1
-    return count
+    enough, too_many = streams, math.ceil((streams + 1) / ACTIVE_SHARE)
+    while too_many - enough > 1:
+        count = (enough + too_many) // 2
+        if _more_active_than(streams, count) <= OVERFLOW:
+            enough = count
+        else:
+            too_many = count
+    return enough
 
 
-def changes(checkpoint: Checkpoint, ask: Ask) -> Iterator[tuple[str, Checkpoint, Ask]]:
+def changes(
+    checkpoint: Checkpoint, ask: Ask, heat: Heat | None = None
+) -> Iterator[tuple[str, Checkpoint, Ask]]:
     """Single steps from what was asked, smallest first: in words, with what they plan on."""
     for share in (1.25, 1.5, 2, 3, 4, 8):
         more = -(-int(ask.host_bytes * share) // (64 * GIB)) * 64 * GIB
@@ -164,7 +183,7 @@ def changes(checkpoint: Checkpoint, ask: Ask) -> Iterator[tuple[str, Checkpoint,
             shorter = ask.context_tokens // part
             if shorter >= 1024:
                 yield f"a context of {shorter:,}", checkpoint, replace(ask, context_tokens=shorter)
-    for users in range(ask.users - 1, 0, -1):
+    if (users := _users_that_fit(checkpoint, ask, heat)) is not None:
         yield f"{users} users at once", checkpoint, replace(ask, users=users)
     if not ask.expert_parallel and ask.count > 1:
         yield "whole experts on each card", checkpoint, replace(ask, expert_parallel=True)
@@ -178,6 +197,25 @@ def changes(checkpoint: Checkpoint, ask: Ask) -> Iterator[tuple[str, Checkpoint,
     shapes = [p for layer in checkpoint.layers for p in layer.experts[0].projections]
     if any(p.bits > 2 for p in shapes):
         yield "a 2-bit package", with_bits(checkpoint, 2), ask
+
+
+def _users_that_fit(checkpoint: Checkpoint, ask: Ask, heat: Heat | None) -> int | None:
+    """The most users, fewer than asked for, that fit; where those asked for do fit, the most that
+    are fast enough. None: not even one."""
+    fits = answer(checkpoint, ask, heat).plan is not None
+
+    def good(users: int) -> bool:
+        found = answer(checkpoint, replace(ask, users=users), heat)
+        return found.yes if fits else found.plan is not None
+
+    enough, too_many = 0, ask.users
+    while too_many - enough > 1:
+        middle = (enough + too_many) // 2
+        if good(middle):
+            enough = middle
+        else:
+            too_many = middle
+    return enough or None
 
 
 def with_bits(checkpoint: Checkpoint, bits: float) -> Checkpoint:
@@ -211,8 +249,11 @@ def _layer_with_bits(layer: MoeLayer, bits: float) -> MoeLayer:
 
 
 def _more_active_than(streams: int, count: int) -> float:
-    few = sum(
-        math.comb(count, k) * ACTIVE_SHARE**k * (1 - ACTIVE_SHARE) ** (count - k)
-        for k in range(streams + 1)
-    )
+    active, idle = math.log(ACTIVE_SHARE), math.log1p(-ACTIVE_SHARE)
+    ways = math.lgamma(count + 1)
+    few = math.fsum(
+        math.exp(ways - math.lgamma(k + 1) - math.lgamma(count - k + 1)
+                 + k * active + (count - k) * idle)
+        for k in range(min(streams, count) + 1)
+    )  # fmt: skip
     return 1 - few

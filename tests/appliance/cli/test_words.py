@@ -43,9 +43,9 @@ def test_an_empty_variable_is_one_that_nobody_set_as_compose_passes_it(appliance
 def test_an_error_is_a_sentence_and_a_fix_and_a_traceback_only_with_debug(appliance, tmp_path):
     said = appliance("plan", "show", tmp_path / "none.json")
     assert said.code == 1
-    assert (
-        said.err
-        == f"error: cannot read the plan {tmp_path / 'none.json'}: No such file or directory\n"
+    assert said.err == (
+        f"error: cannot read the plan {tmp_path / 'none.json'}: No such file or directory\n"
+        "  fix: appliance plan make --model DIR writes one\n"
     )
     with pytest.raises(Exception, match="cannot read the plan"):
         appliance("--debug", "plan", "show", tmp_path / "none.json")

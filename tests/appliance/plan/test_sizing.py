@@ -1,10 +1,16 @@
 """appliance size: yes or no, what binds, and what a change would buy."""
 
+import math
+import re
+import time
+from dataclasses import replace
+from fractions import Fraction
+
 import pytest
 from machines import machine
 from plan_builders import GIB, checkpoint, deepseek_v41_flash
 
-from appliance.errors import UsageError
+from appliance.errors import UnsupportedError, UsageError
 from appliance.plan.sizing import Ask, Load, answer, bytes_from, people, tokens_from, with_bits
 from appliance.plan.sizing_report import compare_lines, lines_here, size_lines
 
@@ -65,10 +71,34 @@ def test_options_stand_side_by_side() -> None:
     assert " yes " in lines[2]
 
 
-def test_a_model_without_experts_is_a_no_with_the_reason() -> None:
-    dense = checkpoint((), quantisation="none")
-    text = "\n".join(size_lines(dense, REFERENCE))
-    assert "no routed experts" in text and "answer        no" in text
+def test_a_model_that_no_machine_could_serve_is_refused_with_the_reason() -> None:
+    with pytest.raises(UnsupportedError, match="the model has no routed experts"):
+        size_lines(checkpoint((), quantisation="none"), REFERENCE)
+    with pytest.raises(UsageError, match="the model was made for 1,048,576"):
+        size_lines(FLASH, replace(REFERENCE, context_tokens=9 << 20))
+
+
+def test_far_too_many_users_get_the_number_that_fits_and_soon() -> None:
+    asked = replace(REFERENCE, users=100_000)
+    start = time.process_time()
+    text = "\n".join(size_lines(FLASH, asked))
+    assert time.process_time() - start < 20
+    said = re.search(r"option +(\d+) users at once: fits", text)
+    assert said is not None and "card memory binds first" in text
+    most = int(said[1])
+    assert answer(FLASH, replace(asked, users=most)).plan is not None
+    assert answer(FLASH, replace(asked, users=most + 1)).plan is None
+
+
+@pytest.mark.parametrize("streams", [1, 4, 6, 300])
+def test_people_are_the_most_of_whom_more_are_active_in_under_one_percent(streams: int) -> None:
+    def more_active(count: int) -> Fraction:
+        few = sum(math.comb(count, k) * 71**k * 929 ** (count - k) for k in range(streams + 1))
+        return 1 - Fraction(few, 1000**count)
+
+    count = people(streams)
+    assert more_active(count) <= Fraction(1, 100) < more_active(count + 1)
+    assert streams != 4 or count == 19, "the public seat model"
 
 
 def test_sizes_and_tokens_are_read_as_people_write_them() -> None:
@@ -87,7 +117,8 @@ def test_sizes_and_tokens_are_read_as_people_write_them() -> None:
     [
         ({"count": 0}, "count is 0"),
         ({"users": 0}, "users is 0"),
-        ({"host_bytes": -1}, "host_bytes is -1"),
+        ({"host_bytes": -1}, "--host-ram is -1"),
+        ({"target": float("nan")}, "--target is nan"),
         ({"gpu": "voodoo"}, "no GPU is called 'voodoo'; known: rtx-pro-6000"),
         ({"host": "toaster"}, "no host is called 'toaster'"),
         ({"host": "desktop", "host_bytes": 512 * GIB}, "512 GiB of memory do not go into"),
