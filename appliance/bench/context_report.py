@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,7 +43,10 @@ class AtLength:
 
 @dataclass(frozen=True)
 class Beside:
-    """Speeds of the three streams, tokens per second, without and with a read beside them."""
+    """Speeds of the three streams, tokens per second, without and with a read beside them.
+
+    `longest_gap`: seconds between two pieces of any of them of which a part lay within a read.
+    """
 
     read_tokens: float | None
     read_seconds: float | None
@@ -108,9 +112,14 @@ def beside(record: Record) -> Beside | None:
         inside = sum(
             max(0.0, min(start + seconds, end) - max(start, begin)) for begin, end in windows
         )
+        edges = [start, *(start + part for part in itertools.accumulate(sample.gaps))]
+        gaps += [
+            b - a
+            for a, b in itertools.pairwise(edges)
+            if any(a < end and b > begin for begin, end in windows)
+        ]
         if inside >= seconds / 2:
             during.append(sample.speed)
-            gaps += sample.gaps
         elif inside == 0:
             alone.append(sample.speed)
     return Beside(
