@@ -6,10 +6,14 @@ A step writes one kernel file for this boot; `lasting` lines make the same chang
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from pydantic import Field
+
+from preflight.counted import counted
 from preflight.host import Facts, Host
 from preflight.needs import Needs
 
@@ -46,11 +50,15 @@ class Step(Facts):
 
 
 class Record(Facts):
-    """What was done, for undo: steps in the order made, and files written for good."""
+    """What was done, for undo: steps in the order made, and files written for good.
+
+    `replaced`: text of those files that were there before.
+    """
 
     schema_version: Literal[1] = 1
     steps: tuple[Step, ...] = ()
     files: tuple[str, ...] = ()
+    replaced: Mapping[str, str] = Field(default_factory=dict)
 
 
 class Advice(NamedTuple):
@@ -104,7 +112,7 @@ def _pools(host: Host, needs: Needs) -> Iterator[Step]:
             f"hugepages-{size >> 10}kB/nr_hugepages",
             before=None if pool.total is None else str(pool.total),
             after=str(used + wanted),
-            why=f"{wanted:,} pages of {size >> 20} MiB for the arena on node {node.index}",
+            why=f"{counted(wanted, 'page')} of {size >> 20} MiB for the arena on node {node.index}",
         )
 
 
@@ -133,12 +141,27 @@ def apply(
         _make(root, step.path, step.after)
     if for_good:
         for path, text in _lasting(advice).items():
-            done = done.model_copy(update={"files": (*done.files, path)})
-            _write(record, done.model_dump_json(indent=1))
             target = root / path.lstrip("/")
+            done = done.model_copy(
+                update={
+                    "files": (*done.files, path),
+                    "replaced": {**done.replaced, **_text_of(path, target)},
+                }
+            )
+            _write(record, done.model_dump_json(indent=1))
             target.parent.mkdir(parents=True, exist_ok=True)
             _write(target, text)
     return done
+
+
+def _text_of(path: str, file: Path) -> dict[str, str]:
+    """What undo has to write there again; nothing where there is no such file."""
+    try:
+        return {path: file.read_text(encoding="utf-8")}
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise TuneError(f"{path} is there and cannot be kept for undo: {error}") from error
 
 
 def _lasting(advice: Advice) -> dict[str, str]:
@@ -162,7 +185,11 @@ def undo(record: Path, *, root: Path = Path("/")) -> Record:
     except (OSError, ValueError) as error:
         raise TuneError(f"{record} is no record of changes: {error}") from error
     for path in done.files:
-        (root / path.lstrip("/")).unlink(missing_ok=True)
+        target = root / path.lstrip("/")
+        if path in done.replaced:
+            _write(target, done.replaced[path])
+        else:
+            target.unlink(missing_ok=True)
     for step in reversed(done.steps):
         if step.before is None:
             raise TuneError(f"{step.path} had an unknown value before; it is {step.after} now")
@@ -185,6 +212,15 @@ def _make(root: Path, path: str, value: str) -> None:
 
 
 def _write(path: Path, text: str) -> None:
+    """Aside, synced, renamed, folder synced: a record outlives the power cut that it undoes."""
     aside = path.with_name(f".{path.name}.new")
-    aside.write_text(text, encoding="utf-8")
+    with aside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     aside.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

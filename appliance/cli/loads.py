@@ -13,6 +13,7 @@ import typer
 
 from appliance import render
 from appliance.errors import UsageError
+from preflight.counted import counted
 
 if TYPE_CHECKING:
     from appliance.bench.capacity import Ask, Goal
@@ -80,6 +81,7 @@ class Load:
                 "request": dict(found.endpoint.extra),
                 "host_digest": found.host_digest,
                 "plan_digest": found.plan_digest,
+                "image_digest": found.image_digest,
             }
         )
 
@@ -104,6 +106,7 @@ def _said() -> Callable[[Ask, int], None]:
 
     def say(ask: Ask, number: int) -> None:
         after = render.duration(time.monotonic() - began)
-        render.say(f"[{after}] run {number}: {ask.turns} turns over {ask.streams} streams")
+        what = f"{counted(ask.turns, 'turn')} over {counted(ask.streams, 'stream')}"
+        render.say(f"[{after}] run {number}: {what}")
 
     return say

@@ -11,6 +11,7 @@ from appliance import render
 from appliance.cli import options
 from appliance.cli.signing import sign, trusted
 from appliance.settings import read_settings
+from preflight.counted import counted
 
 if TYPE_CHECKING:
     from appliance.weights.activate import Activation
@@ -47,7 +48,8 @@ def ls(store: StoreDir = None, json: options.Json = False) -> None:
             ]
         )
     for name, found in releases.items():
-        text = f"{render.size(found.size_bytes)}  {len(found.files)} files  {found.source or ''}"
+        files = counted(len(found.files), "file")
+        text = f"{render.size(found.size_bytes)}  {files}  {found.source or ''}"
         render.data(f"{marks.get(name, ' ')} {name}  {text}")
     return None
 
@@ -167,7 +169,7 @@ def gc(
     for release in swept.releases:
         render.say(f"{'would remove' if dry_run else 'removed'} {release}")
     render.say(
-        f"{swept.blobs} files and {swept.staged} staged, "
+        f"{counted(swept.blobs, 'file')} and {swept.staged} staged, "
         f"{render.size(swept.freed_bytes)} {'would be freed' if dry_run else 'freed'}"
     )
 

@@ -133,5 +133,5 @@ def _undo(record: Path, root: Path) -> int:
     for step in reversed(done.steps):
         render.data(f"{step.path}: {step.after} is {step.before} again")
     for path in done.files:
-        render.data(f"removed {path}")
+        render.data(f"{path} is as it was" if path in done.replaced else f"removed {path}")
     return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from appliance.render import duration, size
+from preflight.counted import counted
 
 if TYPE_CHECKING:
     from appliance.agent import Agent
@@ -86,7 +87,7 @@ def status_rows(found: Status, now: dict[str, Any]) -> list[Row]:
     if now["load_eta_seconds"] is not None:
         rows.append(("ready in about", duration(now["load_eta_seconds"])))
     if found.gateway is not None:
-        rows.append(("in flight", f"{found.gateway['in_flight']} requests"))
+        rows.append(("in flight", f"{counted(found.gateway['in_flight'], 'request')}"))
     if now["running"] is not None:
         rows.append(("running, waiting", f"{now['running']:.0f}, {now['waiting']:.0f}"))
     if now["tokens_per_second"] is not None:
@@ -112,7 +113,9 @@ def home_rows(engine: Any) -> list[Row]:
     for rank in engine["ranks"] if engine is not None else ():
         name = f"rank {rank['rank']}"
         for home, held in rank["homes"].items():
-            rows.append((f"{name}, {home}", f"{held['experts']:,} experts, {size(held['bytes'])}"))
+            rows.append(
+                (f"{name}, {home}", f"{counted(held['experts'], 'expert')}, {size(held['bytes'])}")
+            )
         picks, read = rank["picks"], size(rank["host_bytes_read"])
         total = sum(picks.values())
         share = (

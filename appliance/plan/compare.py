@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from appliance.errors import UsageError
 from appliance.plan.explain import amount
 from appliance.plan.model import Plan, RankPlan, format_ids
+from preflight.counted import counted
 
 
 def diff_lines(before: Plan, after: Plan) -> list[str]:
@@ -68,7 +69,8 @@ def _moved(old: RankPlan, new: RankPlan) -> Iterator[str]:
         if parts:
             lines.append(f"  layer {place.layer}: {', '.join(parts)}")
     if lines:
-        yield f"rank {new.rank}: {to_device:,} experts to the device, {to_host:,} to the host"
+        moved = counted(to_device, "expert")
+        yield f"rank {new.rank}: {moved} to the device, {to_host:,} to the host"
         yield from lines
 
 
@@ -91,9 +93,9 @@ def _effect(before: Plan, after: Plan) -> Iterator[str]:
         if was is None or was == new:
             continue
         line = (
-            f"{new.streams} streams: {was.cold_share:.1%} -> {new.cold_share:.1%} of picks on the "
-            f"host, {was.link_bytes_per_step / 1e6:,.0f} -> {new.link_bytes_per_step / 1e6:,.0f} "
-            "MB over the link a step"
+            f"{counted(new.streams, 'stream')}: {was.cold_share:.1%} -> {new.cold_share:.1%} of "
+            f"picks on the host, {was.link_bytes_per_step / 1e6:,.0f} -> "
+            f"{new.link_bytes_per_step / 1e6:,.0f} MB over the link a step"
         )
         if was.tokens_per_second and new.tokens_per_second:
             line += (f", {was.tokens_per_second.likely:.0f} -> {new.tokens_per_second.likely:.0f} "

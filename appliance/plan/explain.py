@@ -9,6 +9,7 @@ from appliance.plan.budget import GIB, KV_CACHE, ON_HOST, RESIDENT, SLOTS
 from appliance.plan.model import Home, LayerPlacement, Plan, RankPlan
 from appliance.plan.outlook_lines import forecast_lines, step_line
 from appliance.plan.routing import Heat
+from preflight.counted import counted
 
 
 def ledger_lines(plan: Plan) -> list[str]:
@@ -24,7 +25,8 @@ def show_lines(plan: Plan) -> list[str]:
     lines = [
         f"model    {model.family}: {model.layers} layers x {model.experts} experts, "
         f"top-{model.top_k}, {amount(model.size_bytes)}",
-        f"serving  {serving.streams} streams, {serving.context_tokens:,} tokens of context, "
+        f"serving  {counted(serving.streams, 'stream')}, "
+        f"{serving.context_tokens:,} tokens of context, "
         f"KV cache {amount(serving.kv_cache_bytes)} a rank",
         f"ranks    {len(plan.ranks)}, {split}",
     ]

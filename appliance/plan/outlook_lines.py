@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from appliance.plan.outlook import Forecast, Range, StreamPrediction
+from preflight.counted import counted
 
 
 def step_line(step: StreamPrediction) -> str:
     """One number of streams: what waits on the host, and the milliseconds by cause."""
     link = "rate unknown" if step.link_ms_per_step is None else f"{step.link_ms_per_step:.1f} ms"
     line = (
-        f"{step.streams} streams  {step.cold_share:.1%} of picks on the host, "
+        f"{counted(step.streams, 'stream')}  {step.cold_share:.1%} of picks on the host, "
         f"{step.link_bytes_per_step / 1e6:,.0f} MB over the link a step ({link})"
     )
     speed, compute, waiting = step.tokens_per_second, step.compute_ms, step.waiting_ms

@@ -6,8 +6,6 @@ each one sentence with the numbers and the way out.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -34,12 +32,11 @@ from appliance.plan.room import refuse_short_host
 from appliance.plan.routing import Heat
 from appliance.plan.slots import host_rooms
 from preflight.host import Host
+from preflight.identity import host_digest
 
 __all__ = ["Policy", "plan"]
 
 # Facts that change while nothing about the machine does: two plans of one machine must be equal.
-_VOLATILE_NODE = {"memory_free_bytes", "huge_pages"}
-_VOLATILE_GPU = {"memory_free_bytes", "pcie_generation"}
 
 
 def plan(
@@ -65,7 +62,7 @@ def plan(
     disk = None if host.measured is None else host.measured.disk_read_bytes_per_second
     return Plan(
         made_from=MadeFrom(
-            host=_host_digest(host),
+            host=host_digest(host),
             checkpoint=checkpoint.digest,
             heat=None if heat is None else heat.digest,
             policy=policy.digest,
@@ -179,12 +176,3 @@ def _model_facts(checkpoint: Checkpoint) -> ModelFacts:
         expert_bytes=first.experts[0].size_bytes,
         size_bytes=checkpoint.size_bytes,
     )
-
-
-def _host_digest(host: Host) -> str:
-    facts = host.model_dump(mode="json", exclude={"memory_available_bytes"})
-    for group, volatile in (("numa_nodes", _VOLATILE_NODE), ("gpus", _VOLATILE_GPU)):
-        for item in facts[group] or ():
-            for key in volatile:
-                del item[key]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from appliance.errors import DoesNotFit, PlanError
 from appliance.plan.budget import ON_HOST, SLOTS
 from appliance.plan.model import RankPlan
+from preflight.counted import counted
 from preflight.host import Host
 
 GIB = 1 << 30
@@ -29,15 +30,17 @@ def refuse_short_host(host: Host, ranks: Sequence[RankPlan]) -> None:
                         fix="run appliance preflight and plan from its facts")  # fmt: skip
     if need > free:
         raise DoesNotFit(
-            f"the plan takes {need / GIB:.2f} GiB of host memory over {len(ranks)} ranks and "
-            f"{free / GIB:.2f} GiB are {what}: {(need - free) / GIB:.2f} GiB short",
+            f"the plan takes {need / GIB:.2f} GiB of host memory over "
+            f"{counted(len(ranks), 'rank')} and {free / GIB:.2f} GiB are {what}: "
+            f"{(need - free) / GIB:.2f} GiB short",
             fix=_way_out(host, ranks, need, on_cpu),
         )
     limit, used = host.limits.cgroup_memory_max_bytes, host.limits.cgroup_memory_used_bytes or 0
     if limit is not None and limit != UNLIMITED and need > limit - used:
         raise DoesNotFit(
-            f"the plan takes {need / GIB:.2f} GiB of host memory over {len(ranks)} ranks and the "
-            f"control group allows {(limit - used) / GIB:.2f} GiB more (memory.max)",
+            f"the plan takes {need / GIB:.2f} GiB of host memory over "
+            f"{counted(len(ranks), 'rank')} and the control group allows "
+            f"{(limit - used) / GIB:.2f} GiB more (memory.max)",
             fix="raise the memory limit of the container or service",
         )
     if not on_cpu:

@@ -20,6 +20,7 @@ from appliance.plan.sizing import (
     changes,
     people,
 )
+from preflight.counted import counted
 from preflight.host import Host
 
 # Of one kind of change the first that helps is enough.
@@ -86,7 +87,7 @@ def _titles(asks: Sequence[Ask]) -> list[str]:
     for ask in asks:
         title = f"{ask.count} x {gpu_model(ask.gpu).title}, {ask.host_bytes / GIB:,.0f} GiB"
         if len({other.users for other in asks}) > 1:
-            title += f", {ask.users} users"
+            title += f", {counted(ask.users, 'user')}"
         if len({other.context_tokens for other in asks}) > 1:
             title += f", {_short(ask.context_tokens)}"
         titles.append(title)
@@ -105,8 +106,8 @@ def _title(ask: Ask) -> str:
         f"{ask.context_tokens:,} tokens of context")  # fmt: skip
     return (
         f"{ask.count} x {card.title} ({card.memory_bytes / GIB:.1f} GiB, {card.source}) in "
-        f"{box.title} ({box.source}), {ask.host_bytes / GIB:,.0f} GiB, {ask.users} users at once, "
-        f"{context}"
+        f"{box.title} ({box.source}), {ask.host_bytes / GIB:,.0f} GiB, "
+        f"{counted(ask.users, 'user')} at once, {context}"
     )
 
 
@@ -118,7 +119,7 @@ def _activation(checkpoint: Checkpoint) -> str:
     routed = sum(layer.size_bytes for layer in layers)
     return (
         f"1. activation a token uses {top_k} of {experts} experts a layer ({top_k / experts:.1%}): "
-        f"of {routed / GIB:.1f} GiB of experts in {len(layers)} layers it reads "
+        f"of {routed / GIB:.1f} GiB of experts in {counted(len(layers), 'layer')} it reads "
         f"{routed * top_k / experts / GIB:.2f} GiB"
     )
 
@@ -131,7 +132,7 @@ def _memory(made: Plan) -> list[str]:
         f"{rate / 1e9:.0f} GB/s, {milliseconds:.1f} ms a step of one row")  # fmt: skip
     return [
         f"2. memory     {_on_host(made):.1%} of the experts wait in host memory: {host / GIB:.1f} "
-        f"GiB over {len(made.ranks)} ranks with tables, load and reserve; "
+        f"GiB over {counted(len(made.ranks), 'rank')} with tables, load and reserve; "
         f"{made.ranks[0].total_bytes('device') / GIB:.1f} GiB on each card",
         f"              link: {link}",
     ]
@@ -140,11 +141,11 @@ def _memory(made: Plan) -> list[str]:
 def _streams(found: Answer) -> str:
     ask, step, speed = found.ask, found.step, found.speed
     if step is None or speed is None:
-        return f"3. streams    nobody has measured {ask.users} streams on this card"
+        return f"3. streams    nobody has measured {counted(ask.users, 'stream')} on this card"
     return (
         f"3. streams    {step.streams} at {speed.likely:.0f} tokens/s each "
         f"({speed.low:.0f} to {speed.high:.0f}); target {ask.target:.0f} with {HEADROOM:.0%} "
-        f"headroom; {ask.users} streams carry {people(ask.users)} people"
+        f"headroom; seats {counted(people(ask.users), 'person', 'people')}"
     )
 
 
