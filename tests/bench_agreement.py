@@ -1,6 +1,6 @@
 """Our client and vLLM's own `vllm bench serve` on one server of known timing, in turns.
 
-PYTHONPATH=.:kernels:tests python tests/peer_model.py TOKENIZER     # its tokenizer is what is needed
+PYTHONPATH=.:kernels:tests python tests/peer_model.py TOKENIZER     # for its tokenizer
 PYTHONPATH=.:kernels:tests python tests/bench_agreement.py TOKENIZER [FIRST_MS]
 
 32 requests of 64 tokens, 4 at once, 20 ms between tokens, 5 runs of each.
@@ -91,9 +91,8 @@ def main(tokenizer: str, first_ms: float) -> None:
                 pairs.append((ours(url), theirs(worker)))
                 (a, b), (c, d) = pairs[-1]
                 load = os.getloadavg()[0]
-                print(
-                    f"run {run}: first {a:.2f} {c:.2f}, per token {b:.3f} {d:.3f} ms; load {load:.1f}"
-                )
+                said = f"first {a:.2f} {c:.2f}, per token {b:.3f} {d:.3f} ms"
+                print(f"run {run}: {said}; load {load:.1f}")
             worker.terminate()
             worker.wait()
         finally:

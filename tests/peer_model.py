@@ -1,6 +1,6 @@
 """A tiny Llama with random weights in transformers' own format, for a server that is not ours.
 
-    python tests/peer_model.py DIR
+python tests/peer_model.py DIR
 """
 
 import sys

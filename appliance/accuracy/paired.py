@@ -75,7 +75,7 @@ def compare(
         a=statistics.fmean(a.values()),
         b=statistics.fmean(b.values()),
         difference=statistics.fmean(b[i] - a[i] for i in ids),
-        interval=_bootstrap(sums, resamples, seed),
+        interval=bootstrap(sums, resamples, seed),
         standard_error=_cluster_error(sums),
         only_a=only_a,
         only_b=only_b,
@@ -117,8 +117,12 @@ def _by_group(ids: Sequence[str], of: Mapping[str, str], delta: Mapping[str, flo
     return list(found.values())
 
 
-def _bootstrap(sums: Sequence[Group], resamples: int, seed: int) -> tuple[float, float]:
-    """Percentiles of the resampled mean, widened by sqrt(G / (G - 1)).
+def bootstrap(
+    sums: Sequence[Group], resamples: int = RESAMPLES, seed: int = 5
+) -> tuple[float, float]:
+    """95 % interval of the mean per item: percentiles of the resampled mean, widened a little.
+
+    `sums`: of each group, the sum and the number of its items. Widened by sqrt(G / (G - 1)):
 
     A resample of G groups varies less than the true sampling by (G - 1) / G (Efron and Tibshirani
     1993, ch. 5.6): without this the interval of few groups would be too short.

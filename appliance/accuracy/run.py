@@ -1,7 +1,8 @@
 """Ask every item once, keep the answers and their scores, continue where it stopped.
 
     DIR/run.json        what was asked of whom: model, task and its sha256, item ids, sampling
-    DIR/answers.jsonl   {"id", "answer", "score", "finish", "output_tokens"} a line
+    DIR/answers.jsonl   {"id", "answer", "score", "finish", "output_tokens"} a line, and "tokens"
+                        where log-probabilities were asked for (tokens.py)
 
 The same files of a reference API are reused offline: comparing needs no second call.
 """
@@ -23,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from appliance import durable
 from appliance.accuracy.scorers import score
 from appliance.accuracy.tasks import Item, Task
+from appliance.accuracy.tokens import TOP, Tokens, listed
 from appliance.errors import ServeError, UsageError
 
 RUN, ANSWERS = "run.json", "answers.jsonl"
@@ -32,6 +34,16 @@ SAMPLING: Mapping[str, Any] = {
     "max_tokens": 1024,
     "chat_template_kwargs": {"enable_thinking": False},
 }
+
+
+def sampling(effort: str | None = None, *, logprobs: bool = False) -> dict[str, Any]:
+    """What every request carries besides its question; `effort`: where the model has levels."""
+    found = dict(SAMPLING)
+    if effort is not None:
+        found["reasoning_effort"] = effort
+    if logprobs:
+        found |= {"logprobs": True, "top_logprobs": TOP}
+    return found
 
 
 class Pinned(BaseModel):
@@ -48,6 +60,7 @@ class Pinned(BaseModel):
     sampling: Mapping[str, Any]
     plan_digest: str | None = None
     weights_digest: str | None = None
+    chat_template_sha256: str | None = None
 
     @classmethod
     def of(cls, task: Task, model: str, sampling: Mapping[str, Any], **digests: Any) -> Pinned:
@@ -87,6 +100,7 @@ class Server:
                 "answer": choice["message"]["content"] or "",
                 "finish": choice["finish_reason"],
                 "output_tokens": (found.get("usage") or {}).get("completion_tokens"),
+                **({"tokens": listed(choice)} if sampling.get("logprobs") else {}),
             }
         except urllib.error.HTTPError as problem:
             reason = problem.read(300).decode(errors="replace")
@@ -136,6 +150,11 @@ def read_run(folder: Path) -> tuple[Pinned, dict[str, float]]:
     except ValidationError as problem:
         raise UsageError(f"{folder / RUN}: {problem.errors()[0]['msg']}") from problem
     return pinned, {row["id"]: row["score"] for row in _answers(folder)}
+
+
+def read_tokens(folder: Path) -> dict[str, Tokens]:
+    """Log-probabilities by item id, of the items that have them."""
+    return {row["id"]: row["tokens"] for row in _answers(folder) if row.get("tokens")}
 
 
 def same_items(a: Pinned, b: Pinned) -> dict[str, str]:

@@ -58,7 +58,7 @@ class Endpoint:
 
 @dataclass
 class Answer:
-    """What came back. Times are seconds from sending (module docstring); `error` is a short name or None."""
+    """What came back. Times are seconds from sending; `error` is a short name or None."""
 
     error: str | None = None
     detail: str | None = None

@@ -32,6 +32,12 @@ def run(
     model: Annotated[str | None, typer.Option(help="The model's name there.")] = None,
     key_file: Annotated[Path | None, typer.Option(help="File with its API key.")] = None,
     streams: Annotated[int, typer.Option(min=1, help="Questions at once.")] = 4,
+    effort: Annotated[
+        str | None, typer.Option(help="reasoning_effort of every request, where it has one.")
+    ] = None,
+    logprobs: Annotated[
+        bool, typer.Option("--logprobs", help="Keep the 20 likeliest tokens at each position.")
+    ] = False,
     discordant: Annotated[
         str, typer.Option(metavar="SHARE", help="Items on which two systems may differ.")
     ] = "8%",
@@ -40,7 +46,7 @@ def run(
     import sys
 
     from appliance.accuracy.paired import smallest_effect
-    from appliance.accuracy.run import SAMPLING, Pinned, Server, run_task
+    from appliance.accuracy.run import Pinned, Server, run_task, sampling
     from appliance.accuracy.tasks import read_task
     from appliance.cli.measured import find
 
@@ -54,9 +60,10 @@ def run(
     pinned = Pinned.of(
         frozen,
         found.endpoint.model,
-        SAMPLING,
+        sampling(effort, logprobs=logprobs),
         plan_digest=found.plan_digest,
         weights_digest=found.weights_digest,
+        chat_template_sha256=found.chat_template_sha256,
     )
     server = Server(found.endpoint.url, found.endpoint.key)
     with render.Progress(f"asking {len(frozen.items)} items") as progress:
@@ -77,12 +84,15 @@ def compare(
     from dataclasses import asdict
 
     from appliance.accuracy.paired import compare as compared
-    from appliance.accuracy.run import read_run, same_items
+    from appliance.accuracy.run import read_run, read_tokens, same_items
+    from appliance.accuracy.tokens import compare_tokens, token_lines
 
     (pinned_a, scores_a), (pinned_b, scores_b) = read_run(a), read_run(b)
     found = compared(scores_a, scores_b, same_items(pinned_a, pinned_b))
+    tokens = compare_tokens(read_tokens(a), read_tokens(b))
     if json:
-        render.as_json(asdict(found))
+        level = None if tokens is None else asdict(tokens)
+        render.as_json({**asdict(found), "tokens": level})
     else:
         low, high = found.interval
         exact = "" if found.p_value is None else f", McNemar p = {found.p_value:.3f}"
@@ -90,6 +100,8 @@ def compare(
             f"{found.a:.3f} -> {found.b:.3f}: {found.difference:+.3f} [{low:+.3f}, {high:+.3f}] "
             f"over {found.items} items; only A right {found.only_a}, only B {found.only_b}{exact}"
         )
+        if tokens is not None:
+            render.lines(token_lines(tokens))
     if margin is None:
         return 0
     good = found.not_inferior(share(margin))

@@ -19,19 +19,13 @@ if TYPE_CHECKING:
     from appliance.upgrade.run import Runner
     from appliance.upgrade.steps import Proof
 
-At = Annotated[
-    str | None,
-    typer.Option(
-        help="compose, compose:SERVICE or kubernetes:NAMESPACE/RELEASE; default: this host's own.",
-        metavar="WHERE",
-    ),
-]
 ChartAt = Annotated[
     Path | None, typer.Option("--chart", help="The new release's chart (kubernetes only).")
 ]
 ComposeAt = Annotated[Path, typer.Option("--compose-file", help="compose.yaml (compose only).")]
 COMPOSE = Path("compose.yaml")
 GRACE_SECONDS = 60.0
+STATUS_SECONDS = 60.0
 LIMIT_SECONDS = 3600.0
 
 
@@ -87,6 +81,29 @@ def place_at(at: str, chart: Path | None, compose_file: Path, settings: Settings
     raise UsageError(
         f"--at {at} names no place", fix="compose, compose:demo or kubernetes:NAMESPACE/RELEASE"
     )
+
+
+def status_at(at: str, compose_file: Path, *, json: bool) -> int:
+    """What the appliance there says of itself; where it cannot, what is seen from outside."""
+    place = place_at(at, None, compose_file, read_settings())
+    seen = place.look()
+    if seen.state != "ready":
+        render.table([("state", seen.state), ("", seen.reason), ("fix", seen.fix)])
+        return 3
+    words = ("appliance", "status", *(("--json",) if json else ()))
+    code, said = place.inside(words, STATUS_SECONDS)
+    render.lines(said.splitlines())
+    return code
+
+
+def logs_at(at: str, compose_file: Path, lines: int) -> None:
+    render.lines(place_at(at, None, compose_file, read_settings()).logs(lines))
+
+
+def down_at(at: str, compose_file: Path) -> int:
+    place_at(at, None, compose_file, read_settings()).halt()
+    render.say("stopped")
+    return 0
 
 
 def _project(folder: str) -> str:

@@ -81,6 +81,7 @@ class Load:
                 "request": dict(found.endpoint.extra),
                 "host_digest": found.host_digest,
                 "plan_digest": found.plan_digest,
+                "image_digest": found.image_digest,
             }
         )
 

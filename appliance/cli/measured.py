@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +35,8 @@ class Measured:
     host_digest: str | None = None
     plan_digest: str | None = None
     weights_digest: str | None = None
+    image_digest: str | None = None
+    chat_template_sha256: str | None = None
 
 
 def find(
@@ -125,7 +129,23 @@ def _appliance(files: Files, model: str | None, extra: dict[str, bool]) -> Measu
         host_digest=plan.made_from.host,
         plan_digest=state.plan_digest,
         weights_digest=plan.made_from.checkpoint,
+        image_digest=read_settings().image_digest,
+        chat_template_sha256=_chat_template(state.model),
     )
+
+
+def _chat_template(model: Path) -> str | None:
+    """sha256 of the template, which is a file of its own or in the tokenizer's."""
+    try:
+        file = model / "chat_template.jinja"
+        if file.exists():
+            found = file.read_text(encoding="utf-8")
+        else:
+            found = json.loads((model / "tokenizer_config.json").read_bytes())["chat_template"]
+    except (OSError, ValueError, KeyError):
+        return None
+    text = found if isinstance(found, str) else json.dumps(found, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _counters(files: Files) -> dict[str, float] | None:

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from preflight.answers import Source
 
 Model = Annotated[Path | None, typer.Option(help="Folder of an EXL3 checkpoint.", metavar="DIR")]
+At = Annotated[
+    str | None,
+    typer.Option(
+        help="compose, compose:SERVICE or kubernetes:NAMESPACE/RELEASE; default: this host's own.",
+        metavar="WHERE",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 TensorParallel = Annotated[
     int | None, typer.Option(help="Ranks to split over (default: every GPU).", metavar="N")

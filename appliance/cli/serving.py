@@ -171,8 +171,12 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def status(json: options.Json = False) -> int:
+def status(json: options.Json = False, at: options.At = None) -> int:
     """What runs, since when, where every expert lives, what crossed from host memory."""
+    if at is not None:
+        from appliance.cli.at import COMPOSE, status_at
+
+        return status_at(at, COMPOSE, json=json)
     from appliance.cli.view import now_of, status_rows
     from appliance.serve import local
 
@@ -194,8 +198,14 @@ def status(json: options.Json = False) -> int:
 def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="New lines as they come.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", help="How many, from the end.")] = 50,
+    at: options.At = None,
 ) -> None:
-    """The engine's log."""
+    """The engine's log; with --at the container's."""
+    if at is not None:
+        from appliance.cli.at import COMPOSE, logs_at
+
+        logs_at(at, COMPOSE, lines)
+        return
     from appliance.serve import local
 
     path = files_of(read_settings()).engine_log
@@ -203,8 +213,12 @@ def logs(
         render.data(line)
 
 
-def down() -> int:
+def down(at: options.At = None) -> int:
     """Refuse new requests, let accepted ones finish, stop the engine."""
+    if at is not None:
+        from appliance.cli.at import COMPOSE, down_at
+
+        return down_at(at, COMPOSE)
     from appliance.serve import local
 
     settings = read_settings()

@@ -10,7 +10,7 @@ import typer
 
 from appliance import render
 from appliance.cli import options
-from appliance.cli.at import COMPOSE, At, ChartAt, ComposeAt, runner_at
+from appliance.cli.at import COMPOSE, ChartAt, ComposeAt, runner_at
 from appliance.errors import UsageError
 from appliance.settings import read_settings
 
@@ -37,7 +37,7 @@ def run(
     model: Model = None,
     plan: Plan = None,
     image: Image = None,
-    at: At = None,
+    at: options.At = None,
     chart: ChartAt = None,
     compose_file: ComposeAt = COMPOSE,
     signature: Annotated[
@@ -74,7 +74,7 @@ def plan_(
     release: Annotated[str, typer.Option(help="What to call this deployment.")] = "next",
     plan: Plan = None,
     image: Image = None,
-    at: At = None,
+    at: options.At = None,
     chart: ChartAt = None,
     compose_file: ComposeAt = COMPOSE,
 ) -> None:
@@ -117,7 +117,7 @@ def _downtime_here(target: Deployment, drain_seconds: float) -> None:
 
 
 @group.command()
-def resume(at: At = None, chart: ChartAt = None, compose_file: ComposeAt = COMPOSE) -> int:
+def resume(at: options.At = None, chart: ChartAt = None, compose_file: ComposeAt = COMPOSE) -> int:
     """Finish an upgrade that was cut off by a crash or a power cut."""
     outcome = runner_at(at, chart, compose_file).resume()
     if outcome is None:
@@ -127,13 +127,15 @@ def resume(at: At = None, chart: ChartAt = None, compose_file: ComposeAt = COMPO
 
 
 @group.command()
-def rollback(at: At = None, chart: ChartAt = None, compose_file: ComposeAt = COMPOSE) -> int:
+def rollback(
+    at: options.At = None, chart: ChartAt = None, compose_file: ComposeAt = COMPOSE
+) -> int:
     """Back to what was served before the current deployment."""
     return _told(runner_at(at, chart, compose_file).rollback())
 
 
 @group.command()
-def history(at: At = None, json: options.Json = False) -> None:
+def history(at: options.At = None, json: options.Json = False) -> None:
     """What was deployed when, and how each upgrade ended."""
     from appliance.upgrade.book import read_book
 

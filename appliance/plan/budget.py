@@ -80,6 +80,17 @@ class Demand:
             ends[tensor.file] = max(ends.get(tensor.file, 0), tensor.stop)
         return max(ends.values(), default=0)
 
+    @cached_property
+    def linears(self) -> tuple[int, int]:
+        """EXL3 matrices of the target beside routed experts, and the weights in them."""
+        experts = tuple(f"{layer.prefix}." for layer in self.checkpoint.layers)
+        shapes = [
+            tensor.shape
+            for name, tensor in self.checkpoint.tensors.items()
+            if name.endswith(".trellis") and not name.startswith(experts)
+        ]
+        return len(shapes), sum(256 * shape[0] * shape[1] for shape in shapes)
+
     def block_bytes(self, layer: MoeLayer) -> int:
         return expert_block_bytes(layer.experts[0], self.expert_ranks)
 

@@ -49,18 +49,34 @@ class KernelCurve(BaseModel):
         return max(device_seconds, self.host_start_seconds + host_bytes / rate)
 
 
-# recorded/h200-1gpu/bench/run3_b3_decode.jsonl: exl3_moe, experts of 7168 x 2048 at K = 3
-# (16,515,072 B), 1, 6, 8, 12, 24 and 48 distinct, all in device memory; then h of six on the host.
-_EXPERT = 3 * 7168 * 2048 * 3 // 8
+# What the engine runs: docs/measurements/2026-11-29-h200-data-plane.md, experts of 5120 x 2304 at
+# K = 3 (13,271,040 B), 1, 6, 12, 24, 36 and 48 distinct, all in device memory; host experts of six.
+_EXPERT = 3 * 5120 * 2304 * 3 // 8
 H200 = KernelCurve(
+    name="expert_kernels on H200",
+    device_points=(
+        (_EXPERT, 86.6e-6),
+        (6 * _EXPERT, 128.7e-6),
+        (12 * _EXPERT, 250.5e-6),
+        (24 * _EXPERT, 387.9e-6),
+        (36 * _EXPERT, 559.0e-6),
+        (48 * _EXPERT, 733.4e-6),
+    ),
+    host_start_seconds=35e-6,
+)
+
+# exllamav3's kernel, to compare with: recorded/h200-1gpu/bench/run3_b3_decode.jsonl, exl3_moe,
+# experts of 7168 x 2048 at K = 3, 1, 6, 8, 12, 24 and 48 distinct; then h of six on the host.
+_PEER_EXPERT = 3 * 7168 * 2048 * 3 // 8
+EXL3_MOE = KernelCurve(
     name="exl3_moe on H200",
     device_points=(
-        (_EXPERT, 124.4e-6),
-        (6 * _EXPERT, 168.5e-6),
-        (8 * _EXPERT, 216.7e-6),
-        (12 * _EXPERT, 301.1e-6),
-        (24 * _EXPERT, 779.8e-6),
-        (48 * _EXPERT, 1169.1e-6),
+        (_PEER_EXPERT, 124.4e-6),
+        (6 * _PEER_EXPERT, 168.5e-6),
+        (8 * _PEER_EXPERT, 216.7e-6),
+        (12 * _PEER_EXPERT, 301.1e-6),
+        (24 * _PEER_EXPERT, 779.8e-6),
+        (48 * _PEER_EXPERT, 1169.1e-6),
     ),
     host_start_seconds=35e-6,
 )

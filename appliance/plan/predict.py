@@ -18,6 +18,10 @@ STREAMS = (1, 2, 4, 6, 8)
 DENSE_RATE = (0.5, 0.7, 0.9)
 # Seconds a layer spends on launches, small kernels and, over ranks, two all-reduces:
 LAYER_SECONDS = (30e-6, 60e-6, 120e-6)
+# An EXL3 matrix beside the experts is made dense at each step: fp16 written and read again, in four
+# launches (expert_kernels.linear). Fitted to 32 layers on an H200, see 2026-11-29-traffic.md.
+DENSE_BYTES_PER_WEIGHT = 4
+LINEAR_SECONDS = 8e-6
 # Device work on experts where the curve is not from this card: the kernel is bound by its
 # decoding, not by memory, and was measured on an H200 only:
 OTHER_CARD = (0.6, 1.0, 1.8)
@@ -129,7 +133,7 @@ def step_seconds(
             alone, planned = _layer_seconds(demand, layer, read, rates, edge)
             compute += alone
             total += planned
-        dense = max(map(_dense_seconds, ranks, models, [edge] * len(ranks)))
+        dense = max(_dense_seconds(demand, *card, edge) for card in zip(ranks, models, strict=True))
         computes.append(compute + dense + len(layers) * LAYER_SECONDS[edge])
         waits.append(total - compute)
         lost.append(FAR_CARDS[edge] * (computes[-1] + waits[-1]) if far else 0.0)
@@ -155,10 +159,13 @@ def _layer_seconds(
     return max(d for d, _ in seen.values()), max(p for _, p in seen.values())
 
 
-def _dense_seconds(rank: RankPlan, model: GpuModel, edge: int) -> float:
-    """Seconds to read what every step reads beside routed experts."""
+def _dense_seconds(demand: Demand, rank: RankPlan, model: GpuModel, edge: int) -> float:
+    """Seconds for what every step reads beside routed experts."""
     size = sum(i.size_bytes for i in rank.ledger if i.home == "device" and i.part in _EACH_STEP)
-    return size / (model.memory_bytes_per_second * DENSE_RATE[2 - edge])
+    count, weights = demand.linears
+    size += DENSE_BYTES_PER_WEIGHT * weights // demand.ranks
+    rate = model.memory_bytes_per_second * DENSE_RATE[2 - edge]
+    return size / rate + count * LINEAR_SECONDS
 
 
 def _speed(step: StepSeconds) -> Range:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -48,6 +48,9 @@ class Place(Protocol):
         self, current: Deployment, release: str, image: str | None, model: Path | None, record: str
     ) -> Deployment:
         """The current deployment with what was asked for."""
+
+    def logs(self, lines: int) -> Iterator[str]:
+        """The end of the container's log."""
 
     def inside(self, argv: Sequence[str], limit_seconds: float) -> tuple[int, str]:
         """Exit code and output of a command in the live container."""

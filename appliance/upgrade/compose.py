@@ -6,7 +6,7 @@ starts the same deployment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,6 +80,12 @@ class Compose:
             code = "" if found.exit_code is None else f" with exit code {found.exit_code}"
             return Seen("failed", record, f"the container ended{code}: {words[-300:]}")
         return Seen("starting", record, found.reason)
+
+    def logs(self, lines: int) -> Iterator[str]:
+        found = docker.composed(self.project, self.service)
+        if found is None:
+            raise ServeError(f"there is no container of the service {self.service}")
+        yield from docker.logs(found.id, lines, follow=False)
 
     def inside(self, argv: Sequence[str], limit_seconds: float) -> tuple[int, str]:
         found = docker.composed(self.project, self.service)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,9 @@ class Helm:
         found = kubernetes.status(self.release)
         state = {"pending": "starting"}.get(found.state, found.state)
         return Seen(state, found.record, found.reason, found.fix, found.image_digest)  # type: ignore[arg-type]
+
+    def logs(self, lines: int) -> Iterator[str]:
+        yield from kubernetes.logs(self.release, lines)
 
     def inside(self, argv: Sequence[str], limit_seconds: float) -> tuple[int, str]:
         return kubernetes.inside(self.release, argv, limit_seconds)

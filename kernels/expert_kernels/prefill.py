@@ -131,6 +131,7 @@ class Group:
             )
         )
         self.window, self.limit = window, rows
+        self.before = call.first  # picks of nobody's: sorted before every group's
         self.use(0, rows)
         self.bits8 = (_I * 3)(*(int(8 * bits) for bits in table.bits))
         self.codebook = cuda.CODEBOOKS[table.codebook]
@@ -145,7 +146,7 @@ class Group:
         call = self.call
         call.input_gate, call.input_up, call.act = (t.data_ptr() for t in self.inputs)
         call.gate, call.up, call.y = (t.data_ptr() for t in self.outputs)
-        call.first, call.group_rows = index * self.limit, rows
+        call.first, call.group_rows = self.before + index * self.limit, rows
 
     def step(self, which: int) -> None:
         code = self.lib.experts_prefill(ctypes.byref(self.call), which, self.stream)

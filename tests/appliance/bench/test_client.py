@@ -118,7 +118,7 @@ def test_broken_json_is_a_bad_answer(timed: Serve) -> None:
 def test_a_server_that_hangs_times_out_and_keeps_what_came(timed: Serve) -> None:
     answer = one(timed(1.0, 1.0), "hang", timeout=1.0)
     assert answer.error == "timeout" and len(answer.token_times) == 3
-    assert answer.latency >= 1.0
+    assert answer.latency >= 0.9  # from sending; the timeout also covers connecting
 
 
 def test_nobody_listening_is_a_connect_error() -> None:

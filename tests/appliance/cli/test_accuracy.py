@@ -25,10 +25,11 @@ class Sums(BaseHTTPRequestHandler):
         a, b = map(int, re.search(r"(\d+) \+ (\d+)\?", body["messages"][0]["content"]).groups())
         every = int(body["model"].rpartition("-")[2])
         text = f"Let me see.\n#### {a + b + (1 if every and a % every == 0 else 0)}"
-        answer = json.dumps(
-            {"choices": [{"message": {"content": text}, "finish_reason": "stop"}],
-             "usage": {"completion_tokens": 9}}
-        ).encode()  # fmt: skip
+        choice = {"message": {"content": text}, "finish_reason": "stop"}
+        if body.get("logprobs"):
+            tops = [{"token": t, "logprob": -0.1 - 3 * (t != "#")} for t in ("#", str(a % 2))]
+            choice["logprobs"] = {"content": [{"token": "#", "top_logprobs": tops}] * 5}
+        answer = json.dumps({"choices": [choice], "usage": {"completion_tokens": 9}}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
@@ -115,3 +116,20 @@ def test_the_gate_on_accuracy_passes_equal_answers_and_stops_worse_ones(
     assert said.startswith("own: 1.000 -> 1.000, +0.000")
     with pytest.raises(CheckFailed, match=r"1.000 -> 0.900.*not shown to be less than 0.03 worse"):
         require_accuracy(before, tmp_path / "worse", task, sums, "off-by-10", None, margin=0.03)
+
+
+def test_log_probabilities_are_kept_and_compared_where_the_server_gives_them(
+    appliance, sums, task, tmp_path
+):
+    for name in ("a", "b"):
+        words = ("--out", tmp_path / name, "--url", sums, "--model", "off-by-0", "--logprobs")
+        assert appliance("accuracy", "run", task, *words, "--effort", "low").code == 0
+    said = appliance("accuracy", "compare", tmp_path / "a", tmp_path / "b")
+    assert "300 positions of 60 items: divergence at least 0.00000 nats" in said.out
+    assert "the same token first at 100.00%" in said.out
+    pinned = json.loads((tmp_path / "a" / "run.json").read_text())
+    assert pinned["sampling"]["reasoning_effort"] == "low"
+    found = json.loads(
+        appliance("accuracy", "compare", *(tmp_path / n for n in "ab"), "--json").out
+    )
+    assert found["tokens"]["positions"] == 300

@@ -14,7 +14,12 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from appliance.errors import UsageError
 from appliance.plan.cost import cold_layer_seconds, gains, layer_costs, row_probabilities, touched
 from appliance.plan.heat_files import read_heat
-from appliance.plan.kernel_curve import H200, curve_from_json, curve_from_measurements
+from appliance.plan.kernel_curve import (
+    EXL3_MOE,
+    H200,
+    curve_from_json,
+    curve_from_measurements,
+)
 from appliance.plan.placement import LayerDemand, choose_homes, fill
 from appliance.plan.routing import Heat
 
@@ -42,21 +47,21 @@ def skewed(seed: int, experts: int) -> list[float]:
 def test_a_layer_follows_the_measured_curve_of_host_experts(shared: Path) -> None:
     rows = rows_of(shared)
     copy_rate = next(float(str(r["memcpy_256M_GBs"])) for r in rows if "memcpy_256M_GBs" in r) * 1e9
-    rate = copy_rate * H200.zero_copy_share
-    device = H200.device_seconds(6 * EXPERT_BYTES)
+    rate = copy_rate * EXL3_MOE.zero_copy_share
+    device = EXL3_MOE.device_seconds(6 * EXPERT_BYTES)
     measured = {r["host_of_6"]: float(str(r["moe_us"])) for r in rows if r.get("sec") == "mix"}
     assert sorted(measured) == list(range(7))  # type: ignore[type-var]
     for h, microseconds in measured.items():
-        predicted = H200.layer_seconds(device, int(str(h)) * EXPERT_BYTES, rate) * 1e6
+        predicted = EXL3_MOE.layer_seconds(device, int(str(h)) * EXPERT_BYTES, rate) * 1e6
         assert predicted == pytest.approx(microseconds, rel=0.05)
 
 
 def test_the_built_in_curve_is_the_one_the_measurements_give(shared: Path) -> None:
-    curve = curve_from_measurements(H200.name, rows_of(shared))
-    assert curve.host_start_seconds == pytest.approx(H200.host_start_seconds, abs=3e-6)
+    curve = curve_from_measurements(EXL3_MOE.name, rows_of(shared))
+    assert curve.host_start_seconds == pytest.approx(EXL3_MOE.host_start_seconds, abs=3e-6)
     for (size, seconds), (known, expected) in zip(
         (p for p in curve.device_points if p[0] != 2 * EXPERT_BYTES),
-        H200.device_points,
+        EXL3_MOE.device_points,
         strict=True,
     ):
         assert (size, seconds) == (known, pytest.approx(expected))

@@ -45,6 +45,9 @@ class Place:
         self.notes.append("inside " + " ".join(words))
         return 0, 'said {"plan_digest": "abc", "last_finding": null}'
 
+    def logs(self, lines):
+        return iter(())
+
     def once(self, deployment, argv, *, state) -> tuple[str, str]:
         if deployment.image not in DIGESTS:
             raise ServeError(f"the image cannot be pulled: {deployment.image}")
