@@ -36,7 +36,7 @@ WORKER = "(Worker pid=14058) ERROR 11-29 16:59:53 [multiproc_executor.py:953] "
           "Expected one _C_extension*.so file, found 0: []",
           "(EngineCore pid=1744) ERROR 11-29 21:29:45 [multiproc_executor.py:380] Worker proc "
           "VllmWorker-1 died unexpectedly (exit code: None), shutting down executor.",
-          "(EngineCore pid=1744) ERROR 11-29 21:29:46 [core.py:1586] RuntimeError: Executor failed.",
+          "(EngineCore pid=1744) ERROR 11-29 21:29:46 [core.py:15] RuntimeError: Executor failed.",
           "(APIServer pid=1663) ERROR 11-29 21:29:46 [async_llm.py:943] "
           "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."],
          "VllmWorker-1 died without a word: it was killed, or crashed"),
