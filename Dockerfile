@@ -98,8 +98,12 @@ ENV PATH=/opt/appliance/bin:$PATH PYTHONUNBUFFERED=1 HOME=/var/lib/appliance \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     APPLIANCE_STATE_DIR=/var/lib/appliance APPLIANCE_AGENT_PORT=8001 \
     APPLIANCE_RELEASE=${RELEASE}
+# setuptools built our wheel; the gpu flavour's vLLM pins an older one, which stays.
+# hadolint ignore=DL4006
 RUN --mount=type=bind,from=ours,source=/out,target=/out \
-    python -m pip install --quiet --no-cache-dir --no-index --no-deps /out/*.whl \
+    kept=$([ "$FLAVOUR" = gpu ] && echo 'setuptools-*' || echo none) \
+ && find /out -name '*.whl' ! -name "$kept" -print0 \
+    | xargs -0 python -m pip install --quiet --no-cache-dir --no-index --no-deps \
  && python /out/sbom.py /opt/appliance/sbom.json \
  && if [ -f /opt/kernels/libexpert_kernels.so ]; then ln -s /opt/kernels/libexpert_kernels.so \
         "$(dirname "$(python -c 'import expert_kernels; print(expert_kernels.__file__)')")"; fi
