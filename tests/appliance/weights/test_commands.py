@@ -60,7 +60,7 @@ def test_a_damaged_release_is_exit_3_and_repair_mends_it(command, folder, small)
     assert code == 3
     assert "config.json: bytes 0 to" in out and "--repair" in err
     code, _, err = command("verify", "--repair")
-    assert (code, "fetched 1 chunks again" in err) == (0, True)
+    assert (code, "fetched 1 chunk again" in err) == (0, True)
 
 
 def test_rollback_gc_and_rm_say_what_they_did(command, folder, small):
