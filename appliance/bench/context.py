@@ -29,6 +29,7 @@ from appliance.errors import ServeError
 
 STREAMS_BESIDE = 3
 ALONE_TURNS = 8  # of each of the three, before the first read
+TWICE_TOKENS = 2048  # of the prompt that is sent twice
 SHORT_TOKENS = 512  # of the prompts that the three decode
 CALIBRATION_TOKENS = 1000
 CALIBRATION_TEXTS = 4
@@ -72,7 +73,7 @@ class _Run:
     async def all(self) -> None:
         self.per_token = await self._calibrate()
         for number in (1, 2):
-            await self._block(f"prefix {number}", 1, partial(self._ask, "twice", self._least()))
+            await self._block(f"prefix {number}", 1, partial(self._ask, "twice", self._twice()))
         for tokens in self.lengths.contexts:
             await self._block(f"context {tokens}", 1, partial(self._one_by_one, tokens))
         beside = self.lengths.beside
@@ -180,6 +181,10 @@ class _Run:
 
     def _text(self, key: str, tokens: int) -> str:
         return text(f"{self.record.stamp.seed}/{key}", tokens, self.per_token)
+
+    def _twice(self) -> int:
+        """Engines cache whole blocks of KV, of 128 tokens and more: a short prompt has none."""
+        return round(min(TWICE_TOKENS, self.lengths.contexts[-1]) * ROOM)
 
     def _least(self) -> int:
         return round(self.lengths.contexts[0] * ROOM)

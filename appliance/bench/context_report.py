@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from appliance.bench.bounds import quantile
 from appliance.bench.context import STREAMS_BESIDE
 from appliance.bench.record import Block, Record
-from appliance.bench.samples import Sample, problems
+from appliance.bench.samples import Sample
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,10 @@ class AtLength:
 
 @dataclass(frozen=True)
 class Beside:
-    """Speeds of the three streams, tokens per second, without and with a read beside them."""
+    """Speeds of the three streams, tokens per second, without and with a read beside them.
+
+    `longest_gap`: seconds between two pieces of any of them of which a part lay within a read.
+    """
 
     read_tokens: float | None
     read_seconds: float | None
@@ -108,9 +112,14 @@ def beside(record: Record) -> Beside | None:
         inside = sum(
             max(0.0, min(start + seconds, end) - max(start, begin)) for begin, end in windows
         )
+        edges = [start, *(start + part for part in itertools.accumulate(sample.gaps))]
+        gaps += [
+            b - a
+            for a, b in itertools.pairwise(edges)
+            if any(a < end and b > begin for begin, end in windows)
+        ]
         if inside >= seconds / 2:
             during.append(sample.speed)
-            gaps += sample.gaps
         elif inside == 0:
             alone.append(sample.speed)
     return Beside(
@@ -147,53 +156,6 @@ def cached(record: Record) -> list[Cached]:
     return found
 
 
-def context_lines(record: Record) -> Iterator[str]:
-    """The report for people."""
-    check = prefix_check(record)
-    if check is not None:
-        yield _prefix_line(check)
-    yield f"{'context':>8} {'input':>8} {'first token':>12} {'per token':>10} {'turns':>6}"
-    for row in at_lengths(record):
-        yield (
-            f"{row.asked_tokens:>8,} {_or(row.input_tokens, 8, ',.0f')} "
-            f"{_or(row.first_token, 10, '.3f')} s {_or(_ms(row.per_token), 7, '.2f')} ms "
-            f"{row.turns:>6}"
-        )
-    together = beside(record)
-    if together is not None:
-        yield f"three streams, alone: {_speeds(together.alone)}"
-        yield (
-            f"while a fourth reads {_or(together.read_tokens, 0, ',.0f')} tokens "
-            f"({_or(together.read_seconds, 0, '.2f')} s to its first token): "
-            f"{_speeds(together.during)}; longest gap {_or(together.longest_gap, 0, '.3f')} s"
-        )
-    for line in cached(record):
-        share = "?" if line.cached_share is None else f"{line.cached_share:.1%}"
-        yield (
-            f"cached prefix of {_or(line.input_tokens, 0, ',.0f')} tokens, {line.users} users: "
-            f"first token p95 {_or(line.first_token_p95, 0, '.3f')} s, {share} from the cache "
-            f"({line.turns} turns)"
-        )
-    kept = [sample for samples in record.samples.values() for sample in samples]
-    for name, count in problems(kept).items():
-        yield f"counted: {count:,} {name}"
-
-
-def _prefix_line(check: PrefixCheck) -> str:
-    times = " and ".join(f"{_or(seconds, 0, '.3f')} s" for seconds in check.first_tokens)
-    if check.works is None:
-        return (
-            "prefix caching: unknown: neither the usage nor the engine's counters say "
-            f"(first token after {times})"
-        )
-    how = "works" if check.works else "does NOT work"
-    return (
-        f"prefix caching {how}: of a prompt sent twice {check.cached:,.0f} of "
-        f"{_or(check.input_tokens, 0, ',.0f')} tokens came from the cache the second time, by "
-        f"{check.source} (first token after {times})"
-    )
-
-
 def _counted(record: Record, prefix: int, users: int) -> float | None:
     block = _block(record, f"cached {prefix} {users}")
     grown = block.counters if block else None
@@ -211,22 +173,6 @@ def _samples(record: Record, part: str) -> list[Sample]:
     return record.samples[block.start, block.number] if block else []
 
 
-def _speeds(speeds: Sequence[float]) -> str:
-    if not speeds:
-        return "no turn could be measured"
-    return (
-        f"median {statistics.median(speeds):.1f}, p5 {quantile(speeds):.1f} ({len(speeds)} turns)"
-    )
-
-
 def _median(values: Iterator[float | None] | Iterator[int | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1e3
-
-
-def _or(value: float | None, width: int, form: str) -> str:
-    return f"{'?' if value is None else format(value, form):>{width}}"

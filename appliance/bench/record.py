@@ -115,7 +115,8 @@ class Record:
             if changed:
                 raise UsageError(
                     f"{folder} holds a measurement with another {', '.join(changed)}",
-                    fix="another --out, or the same options as before",
+                    fix="another --out, or the same options as before"
+                    + (", with `appliance up --plan FILE`" if "plan_digest" in changed else ""),
                 )
             return found
         folder.mkdir(parents=True, exist_ok=True)

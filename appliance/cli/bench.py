@@ -114,7 +114,7 @@ def report(
     svg: Annotated[Path | None, typer.Option(help="Also draw it here.", metavar="FILE")] = None,
 ) -> None:
     """What a record says, computed again from its samples."""
-    from appliance.bench.context_report import context_lines
+    from appliance.bench.context_text import context_lines
     from appliance.bench.plot import plot_lines, plot_svg
     from appliance.bench.record import Record
     from appliance.bench.report import report as reported

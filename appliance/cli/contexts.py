@@ -36,7 +36,8 @@ def context(
     """Speed against context, first reads, cached prefixes. Exit code 3 without prefix caching."""
     from appliance.bench.capacity import Goal
     from appliance.bench.context import lengths_to, measure_context
-    from appliance.bench.context_report import context_lines, prefix_check
+    from appliance.bench.context_report import prefix_check
+    from appliance.bench.context_text import context_lines
     from appliance.bench.record import Record
     from appliance.cli.measured import find
 
@@ -66,7 +67,8 @@ def record(
     """Pass a real session on and keep its lengths and timings, for --trace. Ctrl-C ends it."""
     import asyncio
 
-    from appliance.bench.proxy import Proxy, Recorder
+    from appliance.bench.proxy import Proxy
+    from appliance.bench.recorder import Recorder
     from appliance.cli.measured import find
 
     upstream = to if to is not None else find(None, None, None, ignore_eos=False).endpoint.url

@@ -106,7 +106,8 @@ def _said() -> Callable[[Ask, int], None]:
 
     def say(ask: Ask, number: int) -> None:
         after = render.duration(time.monotonic() - began)
-        what = f"{counted(ask.turns, 'turn')} over {counted(ask.streams, 'stream')}"
+        asked = counted(ask.turns, "turn") if ask.seconds is None else f"{ask.seconds:g} s"
+        what = f"{asked} over {counted(ask.streams, 'stream')}"
         render.say(f"[{after}] run {number}: {what}")
 
     return say

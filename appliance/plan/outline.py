@@ -6,6 +6,7 @@ A manifest of weights can carry it (as `outline` of its checkpoint), and it can 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import groupby
@@ -70,6 +71,13 @@ class Dense(Strict):
     tensor_parallel: bool
 
 
+class Matrices(Strict):
+    """`count` EXL3 matrices beside the routed experts whose trellises have this shape."""
+
+    count: Count
+    shape: tuple[int, ...]
+
+
 class Outline(Strict):
     """`shards`: files that hold tensors, and where their last tensor ends."""
 
@@ -85,6 +93,7 @@ class Outline(Strict):
     digest: str
     config: dict[str, object]
     shards: dict[str, Bytes]
+    matrices: tuple[Matrices, ...] = ()
     rank_sliced: int | None = None
     warnings: tuple[str, ...] = ()
     quantisation: str = "exl3"
@@ -107,16 +116,24 @@ class Outline(Strict):
             digest=checkpoint.digest,
             config=dict(checkpoint.config),
             shards=dict(sorted(shards.items())),
+            matrices=tuple(_matrices(checkpoint)),
             rank_sliced=checkpoint.rank_sliced,
             warnings=checkpoint.warnings,
             quantisation=checkpoint.quantisation,
         )
 
     def checkpoint(self, path: Path) -> Checkpoint:
-        """The same checkpoint to plan with; of its tensors only the ends of the shards are known.
+        """The same checkpoint to plan with; of its tensors only the ends of the shards and the
+        shapes of EXL3 matrices are known.
 
         `path`: where the outline came from.
         """
+        tensors = [Tensor(file, "U8", (stop,), file, 0, stop) for file, stop in self.shards.items()]
+        tensors += [
+            Tensor(f"matrices.{kind}.{number}.trellis", "I16", some.shape, "", 0, 0)
+            for kind, some in enumerate(self.matrices)
+            for number in range(some.count)
+        ]
         return Checkpoint(
             path=path,
             family=self.family,
@@ -129,12 +146,21 @@ class Outline(Strict):
             size_bytes=self.size_bytes,
             digest=self.digest,
             config=self.config,
-            tensors={file: Tensor(file, "U8", (stop,), file, 0, stop)
-                     for file, stop in self.shards.items()},
+            tensors={tensor.name: tensor for tensor in tensors},
             rank_sliced=self.rank_sliced,
             warnings=self.warnings,
             quantisation=self.quantisation,
         )  # fmt: skip
+
+
+def _matrices(checkpoint: Checkpoint) -> Iterator[Matrices]:
+    experts = tuple(f"{layer.prefix}." for layer in checkpoint.layers)
+    found = Counter(
+        tensor.shape
+        for name, tensor in checkpoint.tensors.items()
+        if name.endswith(".trellis") and not name.startswith(experts)
+    )
+    return (Matrices(count=number, shape=shape) for shape, number in sorted(found.items()))
 
 
 def _layer(layer: MoeLayer) -> Layer:

@@ -14,6 +14,9 @@ _EXCEPTION = re.compile(
     r"^([A-Za-z_]\w*\.)*(?P<name>\w*(Error|Exception|Exit|Interrupt)|DoesNotFit|CheckFailed)"
     r"(: (?P<text>.+))?$"
 )
+# A warning with a traceback is of something that went on all the same.
+_WARNING = re.compile(r"^(\(.{1,80}? pid=\d+\)\s*)?WARNING ")
+_DEATH = re.compile(r"Worker proc (?P<name>\S+) died unexpectedly")
 # What one process says about the death of another: never the cause.
 _CONSEQUENCES = (
     "Engine core initialization failed",
@@ -43,10 +46,14 @@ def tail(path: Path, lines: int) -> list[str]:
 def cause(path: Path) -> str | None:
     """The last exception that is no mere consequence, as `Name: text`.
 
-    Else the last consequence; None where no exception is seen.
+    Else the worker that died without a word, else the last consequence; None where there is none.
     """
-    consequence = None
+    consequence = death = None
     for line in reversed(tail(path, 5000)):
+        if _WARNING.match(line):
+            continue
+        if silent := _DEATH.search(line):
+            death = death or f"{silent['name']} died without a word: it was killed, or crashed"
         plain = _PREFIX.sub("", line, count=1)
         match = _EXCEPTION.match(plain)
         if match is None or plain.startswith(_NOISE):
@@ -56,7 +63,7 @@ def cause(path: Path) -> str | None:
         if not any(words in plain for words in _CONSEQUENCES):
             return found
         consequence = consequence or found
-    return consequence
+    return death or consequence
 
 
 def exit_words(code: int) -> str:

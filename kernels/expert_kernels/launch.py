@@ -13,21 +13,30 @@ MAX_PICKS = 1024
 MAX_EXPERTS = 1024
 PREFILL_SLOTS = 24  # host experts in device memory at once: 318 MB at 13.3 MB each
 PREFILL_WINDOW = 2  # groups of rows begun and not yet added: 64 KB of scratch a row at 5120 x 2304
-PREFILL_BATCH = 4  # of them waited for and released together
+# Of them waited for and released together: small launches leave multiprocessors without work.
+# 8,192 tokens, 115 of 384 experts on the host: 34.9 ms with 8, 35.7 with 4; 33.9 and 35.3 with
+# nothing to copy.
+PREFILL_BATCH = 8
 PREFILL_ROWS = 4096  # rows multiplied at once: bounds the scratch
 PIECE_ROWS = 128  # rows of a block of the fused products: csrc/experts.h, EXPERTS_PIECE_ROWS
-DENSE_ROWS = 512  # an expert with as many is made dense for cuBLAS
+# An expert with as many is made dense for cuBLAS: 173 us, and 183 fused, at 256 rows; 181 and 128
+# at 128.
+DENSE_ROWS = 256
 BLOCK = 128  # columns of a unit, and the rotation's block
-# 16 blocks come close to the link (43 GB/s) and leave the others to the device: 388 us at 24
-# touched and 1 on the host, 404 with 32. Where the link decides how long a layer takes, 64 share
-# it: 276 us for one alone, 307 with 16, 285 with all 264. It decides when fewer than 12 device
-# experts are touched for each host expert: one of those takes as long as some 17 of these.
+# 16 blocks come close to the link (43 GB/s) and leave the others to the device: 419 us at 24
+# touched and 1 on the host, 427 with 24. Where the link decides how long a layer takes, 48 share
+# it. 36 touched and 3 on the host: 807 us with 32 or 48, 935 with 64, 1,095 with 96; one alone:
+# 311, 284, 286, 291. It decides when fewer than 12 device experts are touched for each host
+# expert: one of those takes as long as some 17 of these.
 LINK_BLOCKS = 16
-HOST_BLOCKS = 64
+HOST_BLOCKS = 48
 LINK_ENTRIES = 12
-# Units of a product for each multiprocessor, at most. More and smaller ones leave less of the link
-# idle between the two products of a host expert, and at the end; each costs a sum over its parts.
-UNITS = 5.3
+# Units of gate and up, and of down, for each multiprocessor, at most. Fewer leave multiprocessors
+# without work, more cost sums over parts. us at 5120 x 2304 with (2, 1), (4, 1), (4, 2), (8, 4)
+# parts: 121, 87, 73, 50 at 1 pick a token and 1 touched; at 6 picks 129, 142, 138, 136 at 6 touched
+# and 739, 763, 803, 921 at 48. 7168 x 2048, 6 touched: 168, 143, 156, 158.
+UNITS_GATE_UP = 3
+UNITS_DOWN = 2
 _WARPS = 8
 _RESULT_BYTES = {1: 33792, 2: 67584, 4: 67584, 8: 67584}  # csrc/decode.cuh, Layer::kResultBytes
 _STATIC_BYTES = 14976 + 1024  # of a block, and what the system keeps of each
@@ -97,9 +106,9 @@ def decode(
     # Few rows touch few experts: cut their k. More rows touch more experts.
     split_a = split_b = 1
     if groups == 1:
-        most = UNITS * multiprocessors
-        split_a = _parts(hidden, top_k * intermediate // BLOCK, most, (1, 2, 4, 8))
-        split_b = _parts(intermediate, top_k * hidden // BLOCK, most, (1, 2, 4))
+        most_a, most_b = UNITS_GATE_UP * multiprocessors, UNITS_DOWN * multiprocessors
+        split_a = _parts(hidden, top_k * intermediate // BLOCK, most_a, (1, 2, 4, 8))
+        split_b = _parts(intermediate, top_k * hidden // BLOCK, most_b, (1, 2, 4))
     blocks = resident * multiprocessors
     return DecodeLaunch(
         groups=groups,

@@ -70,7 +70,7 @@ def test_turns_on_the_real_engine_are_measured_and_reported_again(
     assert record.stamp.plan_digest and record.stamp.host_digest and record.blocks[0].engine
 
     # The same prompt sent twice moves the engine's own counters.
-    words = ("--from", 128, "--to", 256, "--repeats", 1, "--out", tmp_path / "context")
+    words = ("--from", 512, "--to", 1024, "--repeats", 1, "--out", tmp_path / "context")
     said = appliance(serving, "bench", "context", *words)
     assert "prefix caching works" in said and "by the engine's counters" in said
     assert appliance(serving, "bench", "report", tmp_path / "context") == said

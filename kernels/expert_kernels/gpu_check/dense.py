@@ -38,6 +38,7 @@ def prefill() -> Iterator[Facts]:
         (Shape(512, 384, bits=(2.0, 4.0, 5.0), codebook="mul1"), 20, 400, 2, {}),
         (Shape(512, 384), 2, 9000, 2, {}),  # more rows an expert than the scratch holds
         (Shape(512, 384), 3, 1200, 2, {}),  # dense beside fused, cut by groups
+        (Shape(512, 384), 120, 3000, 6, {}),  # several groups at once, host slots used again
         (Shape(), 20, 1024, 6, {}),
     ]
     for shape, count, tokens, top_k, options in cases:

@@ -27,7 +27,7 @@ RIGHT = {
     },
     "humaneval": {
         "Own/0": "```python\ndef double(x):\n    return x * 2\n```",
-        "Own/1": "```python\ndef largest(xs: List[int]) -> int:\n    return max(xs, default=0)\n```",
+        "Own/1": "```py\ndef largest(xs: List[int]) -> int:\n    return max(xs, default=0)\n```",
         "Own/2": "    return helper(s) == s",
     },
 }  # fmt: skip

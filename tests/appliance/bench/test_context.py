@@ -1,6 +1,7 @@
 """Contexts against a server that reads at a known rate, with a cache and without one."""
 
 import json
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 from appliance.bench.capacity import Goal
 from appliance.bench.client import Endpoint
 from appliance.bench.context import lengths_to, measure_context
-from appliance.bench.context_report import at_lengths, beside, cached, context_lines, prefix_check
+from appliance.bench.context_report import at_lengths, beside, cached, prefix_check
+from appliance.bench.context_text import context_lines
 from appliance.bench.measure import Target
 from appliance.bench.record import BLOCKS, Lengths, Record, Stamp
 from appliance.bench.traces import source
@@ -49,14 +51,14 @@ def test_what_a_context_costs_is_what_the_server_takes(tmp_path: Path, timed: Se
             row.asked_tokens * 0.94 - 20, rel=0.35
         )  # words, not tokens
         # 0.1 ms a word, and 1 ms; a busy machine may be late, never early.
-        assert 0 <= row.first_token - 1e-4 * row.input_tokens - 1e-3 < 0.05
-        assert row.per_token == pytest.approx(2e-3, rel=0.3)
+        assert 0 <= row.first_token - 1e-4 * row.input_tokens - 1e-3 < 0.25
+        assert row.per_token is not None and 1.8e-3 < row.per_token < 6e-3
     together = beside(record)
     assert together is not None and together.read_seconds is not None
     assert together.read_seconds > 0.6
-    assert sorted(together.alone)[len(together.alone) // 2] > 350
-    # Three times as far apart while the fourth reads.
-    assert sorted(together.during)[len(together.during) // 2] < 250
+    # Tokens come three times as far apart while the fourth reads.
+    assert statistics.median(together.during) < 0.6 * statistics.median(together.alone)
+    assert together.longest_gap is not None and together.longest_gap > 2e-3
     shared = cached(record)
     assert [row.users for row in shared] == [1, 2] and [row.turns for row in shared] == [2, 4]
     assert all(row.cached_share is not None and row.cached_share > 0.9 for row in shared)

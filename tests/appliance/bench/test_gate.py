@@ -26,33 +26,33 @@ SHAPE = Shape(
 
 @pytest.fixture
 def before(tmp_path: Path, timed: Serve) -> Path:
-    """A record of four streams at 5 ms a token."""
+    """A record of four streams at 10 ms a token."""
     stamp = Stamp(
         made="2026-11-29T12:00:00Z", release="1", kind="turns", goal=Goal(), model="fine", seed=1,
         shape=SHAPE, text_sha256="t", request={},
     )  # fmt: skip
     record = Record.create(tmp_path / "before", stamp)
     target = Target(
-        Endpoint(timed(5.0, 1.0), "fine", extra={}), source(SHAPE, 1, think=False), lambda: None,
+        Endpoint(timed(10.0, 1.0), "fine", extra={}), source(SHAPE, 1, think=False), lambda: None,
         lambda: None, lambda ask, number: None,
     )  # fmt: skip
-    measure_turns(record, target, Ask(4, 100, 4))
+    measure_turns(record, target, Ask(4, 80, 4))
     return record.folder
 
 
 def test_the_same_speed_passes_and_its_samples_are_kept(
     before: Path, tmp_path: Path, timed: Serve
 ) -> None:
-    (said,) = require_speed(before, tmp_path / "after", timed(5.0, 1.0), "fine", None, margin=0.25)
+    (said,) = require_speed(before, tmp_path / "after", timed(10.0, 1.0), "fine", None, margin=0.5)
     assert said.startswith("p5 of 4 streams changed by ")
-    assert sum(map(len, Record(tmp_path / "after").samples.values())) >= 100
+    assert sum(map(len, Record(tmp_path / "after").samples.values())) >= 80
 
 
-def test_a_release_that_is_a_third_slower_does_not_pass(
-    before: Path, tmp_path: Path, timed: Serve
-) -> None:
-    with pytest.raises(CheckFailed, match=r"p5 of 4 streams changed by -3.*fell by more than 5%"):
-        require_speed(before, tmp_path / "after", timed(7.5, 1.0), "fine", None)
+def test_a_release_half_as_fast_does_not_pass(before: Path, tmp_path: Path, timed: Serve) -> None:
+    with pytest.raises(
+        CheckFailed, match=r"p5 of 4 streams changed by -[3-6].*fell by more than 5%"
+    ):
+        require_speed(before, tmp_path / "after", timed(20.0, 1.0), "fine", None)
 
 
 def test_a_record_without_a_speed_is_no_baseline(tmp_path: Path, timed: Serve) -> None:

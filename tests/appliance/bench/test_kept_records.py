@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.bench.context_report import context_lines
+from appliance.bench.context_text import context_lines
 from appliance.bench.record import Record
 from appliance.bench.report import report_lines
 

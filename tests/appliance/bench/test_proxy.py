@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from appliance.bench.client import Answer, Endpoint, Message, ask
-from appliance.bench.proxy import Proxy, Recorder
+from appliance.bench.proxy import Proxy
+from appliance.bench.recorder import Recorder
 from appliance.bench.traces import read_trace
 
 Serve = Callable[[float, float], str]

@@ -1,9 +1,10 @@
 """The byte ledger: exact, and in agreement with the public figures of the reference deployment."""
 
 import re
+from dataclasses import replace
 
 from machines import machine
-from plan_builders import GIB, checkpoint, deepseek_v41_flash, expert, host, layer
+from plan_builders import GIB, checkpoint, deepseek_v41_flash, expert, gpu, host, layer
 
 from appliance.plan.budget import Demand, activation_bytes
 from appliance.plan.explain import ledger_lines, show_lines
@@ -17,6 +18,10 @@ TWO_CARDS = machine("two-rtx-pro-6000-healthy")
 
 def weights(rank: RankPlan) -> int:
     return sum(i.size_bytes for i in rank.ledger if (i.home, i.source) == ("device", "header"))
+
+
+def held(made: Plan) -> int:
+    return sum(len(p.device_experts) + p.cache_slots for p in made.ranks[0].layers)
 
 
 def on_host(made: Plan) -> int:
@@ -94,6 +99,22 @@ def test_a_latent_cache_is_whole_on_every_rank_and_heads_are_shared() -> None:
     grouped = checkpoint(num_key_value_heads=4, head_dim=128, num_hidden_layers=48)
     assert kv_cost(grouped, 2).bytes_per_token == 2 * 48 * 2 * 128 * 2
     assert kv_cost(grouped, 8).bytes_per_token == 2 * 48 * 1 * 128 * 2
+    # fp8 takes a byte a value; beside an indexer vLLM's fp8_ds_mla keeps 656 B for 512 + 64.
+    assert kv_cost(latent, 4, fp8=True).bytes_per_token == 60 * 576
+    assert kv_cost(sparse, 1, fp8=True).bytes_per_token == 2 * (656 + 132)
+    assert kv_cost(grouped, 2, fp8=True).bytes_per_token == 2 * 48 * 2 * 128
+
+
+def test_an_fp8_cache_is_half_and_what_it_frees_holds_experts() -> None:
+    asked = Policy(context_tokens=4096, conversations=40, streams=4)
+    many = checkpoint((layer(0, 64, 2, expert(8192, 8192)), layer(1, 64, 2, expert(8192, 8192))),
+                      num_key_value_heads=64, head_dim=256)  # fmt: skip
+    card = host((gpu(0, memory=32 * GIB),))
+    auto, fp8 = (plan(card, many, None, replace(asked, kv_dtype=kind)) for kind in ("auto", "fp8"))
+    assert 2 * (fp8.serving.kv_bytes_per_token or 0) == auto.serving.kv_bytes_per_token
+    assert fp8.serving.kv_cache_bytes * 2 == auto.serving.kv_cache_bytes
+    assert fp8.serving.kv_cache_dtype == "fp8" and auto.serving.kv_cache_dtype == "auto"
+    assert held(fp8) > held(auto)
 
 
 def test_linear_attention_layers_keep_no_keys() -> None:

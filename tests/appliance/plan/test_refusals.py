@@ -147,6 +147,17 @@ def test_slots_that_the_host_cannot_back_say_what_their_copies_take() -> None:
         plan(short, deepseek_v41_flash(), None, Policy(cache_slots=96))
 
 
+def test_an_fp8_cache_takes_a_card_that_computes_in_fp8() -> None:
+    old = gpu(0).model_copy(update={"compute_capability": "8.0"})
+    with pytest.raises(UnsupportedError, match=r"compute capability 8\.0, and a KV cache of fp8"):
+        plan(host((old,)), checkpoint(), None, Policy(kv_dtype="fp8"))
+    with pytest.raises(UnsupportedError, match="without a GPU keeps its KV cache in float32"):
+        plan(host(), checkpoint(), None, Policy(kv_dtype="fp8"))
+    plan(host((gpu(0),)), checkpoint(), None, Policy(kv_dtype="fp8"))
+    with pytest.raises(UsageError, match="kv_dtype is 'fp4': auto and fp8 are known"):
+        Policy(kv_dtype="fp4")  # type: ignore[arg-type]
+
+
 def test_a_plan_for_another_checkpoint_or_gpu_is_refused() -> None:
     machine, model = host((gpu(0),)), checkpoint()
     made = plan(machine, model, None, HALF)

@@ -31,6 +31,15 @@ WORKER = "(Worker pid=14058) ERROR 11-29 16:59:53 [multiproc_executor.py:953] "
          "EngineDeadError: EngineCore encountered an issue."),
         (["KeyError: 'gate'"], "KeyError: 'gate'"),
         (["ValueError: first", "ValueError: second"], "ValueError: second"),
+        # A killed rank of two, as vLLM 0.33 told it on two H200s.
+        (["(Worker_TP1 pid=1759) WARNING 11-29 21:29:26 [import_utils.py:417] AssertionError: "
+          "Expected one _C_extension*.so file, found 0: []",
+          "(EngineCore pid=1744) ERROR 11-29 21:29:45 [multiproc_executor.py:380] Worker proc "
+          "VllmWorker-1 died unexpectedly (exit code: None), shutting down executor.",
+          "(EngineCore pid=1744) ERROR 11-29 21:29:46 [core.py:15] RuntimeError: Executor failed.",
+          "(APIServer pid=1663) ERROR 11-29 21:29:46 [async_llm.py:943] "
+          "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."],
+         "VllmWorker-1 died without a word: it was killed, or crashed"),
     ],
 )  # fmt: skip
 def test_the_cause_is_the_last_exception_that_is_no_consequence(tmp_path, lines, found):

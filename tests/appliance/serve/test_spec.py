@@ -54,7 +54,9 @@ def test_on_gpus_the_engine_chooses_its_type_and_captures_decode_steps_of_the_pl
     pairs = dict(itertools.pairwise(argv))
     assert pairs["--tensor-parallel-size"] == "2" and "--enable-expert-parallel" in argv
     assert pairs["--block-size"] == "128" and pairs["--max-num-seqs"] == "6"
-    assert not {"--dtype", "--enforce-eager"} & set(argv)
+    assert not {"--dtype", "--enforce-eager", "--kv-cache-dtype"} & set(argv)
+    in_fp8 = plan(ranks=ranks("cuda"), serving=serving.model_copy(update={"kv_cache_dtype": "fp8"}))
+    assert dict(itertools.pairwise(made(in_fp8).argv))["--kv-cache-dtype"] == "fp8"
     assert pairs["--compilation-config"] == (
         '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", '
         '"cudagraph_capture_sizes": [1, 2, 3, 4, 5, 6]}'

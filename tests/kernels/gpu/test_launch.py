@@ -66,8 +66,10 @@ def test_few_experts_are_cut_into_more_units_than_there_are_multiprocessors() ->
     [
         ((5120, 2304), 1, (8, 4)),
         ((7168, 2048), 1, (8, 4)),
-        ((5120, 2304), 6, (4, 2)),
-        ((7168, 2048), 6, (4, 2)),
+        ((5120, 2304), 2, (8, 2)),
+        ((7168, 2048), 2, (8, 2)),
+        ((5120, 2304), 6, (2, 1)),
+        ((7168, 2048), 6, (4, 1)),
     ],
 )
 def test_k_of_both_products_is_cut_in_the_parts_chosen_for_an_h200(
