@@ -50,7 +50,14 @@ stop() {
     sleep 2
     DOCKER_HOST=unix://$folder/docker.sock docker ps -aq --filter name=k8s_ |
         xargs -r docker -H "unix://$folder/docker.sock" rm -f >/dev/null
-    awk '$2 ~ "/node/kl/" {print $2}' /proc/mounts | xargs -r umount -l
+    awk '$2 ~ "/node/kl" {print $2}' /proc/mounts | xargs -r umount -l
+    # Kubelet's and proxy's own chains; engine.sh puts back the rules that were there before.
+    for table in mangle nat filter; do
+        chains=$(iptables -t $table -S | sed -n 's/^-N \(KUBE-[A-Z0-9-]*\)$/\1/p')
+        for chain in $chains; do iptables -t $table -F "$chain"; done
+        iptables-save -t $table | grep -v -- ' KUBE-\|-j KUBE-' | iptables-restore -T $table || true
+        for chain in $chains; do iptables -t $table -X "$chain" 2>/dev/null || true; done
+    done
     for name in $sysctls; do
         [ -s "$node/$name.sysctl" ] && sysctl -qw "$name=$(cat "$node/$name.sysctl")" || true
     done
