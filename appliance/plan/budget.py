@@ -34,8 +34,12 @@ OUTSIDE_TORCH_ONE_RANK_BYTES = 2 * GIB
 GRAPHS_BYTES = GIB // 2
 # The same peer ran at 0.92 of the card.
 RESERVE_SHARE = 0.08
-# Prefill streams host experts through two device buffers of this many blocks each.
-PREFILL_BUFFER_EXPERTS = 8
+# Prefill (expert_kernels.launch) streams host experts through a ring of this many blocks, and has
+# so many groups of so many rows begun at once: inputs of gate and up and the output of down in
+# fp16, fp16 and float32, gate and up in float32, their product in fp16.
+PREFILL_SLOTS = 24
+PREFILL_WINDOW = 2
+PREFILL_ROWS = 4096
 # One engine process: interpreter, torch, libraries, its part of the API server.
 HOST_PROCESS_BYTES = {"cuda": 4 * GIB, "cpu": 2 * GIB}
 # Pages of the shard being read stay cached until the reader drops them behind itself.
@@ -171,8 +175,12 @@ def _runtime(demand: Demand, card: Card) -> Iterator[LedgerLine]:
     if card.device == "cuda":
         many = demand.ranks > 1
         block = max((demand.block_bytes(layer) for layer in demand.layers), default=0)
-        yield _line("prefill buffers", "device", 2 * PREFILL_BUFFER_EXPERTS * block, "formula",
-                    f"2 x {PREFILL_BUFFER_EXPERTS} blocks of {block:,} B")  # fmt: skip
+        yield _line("prefill buffers", "device", PREFILL_SLOTS * block, "formula",
+                    f"{PREFILL_SLOTS} blocks of {block:,} B")  # fmt: skip
+        hidden, inner = demand.checkpoint.hidden_size, demand.checkpoint.intermediate_size
+        row = 8 * hidden + 10 * (inner // demand.expert_ranks)
+        yield _line("prefill scratch", "device", PREFILL_WINDOW * PREFILL_ROWS * row, "formula",
+                    f"{PREFILL_WINDOW} x {PREFILL_ROWS:,} rows of {row:,} B")  # fmt: skip
         yield _line("CUDA graphs", "device", GRAPHS_BYTES, "setting")
         yield _line("outside torch", "device",
                     OUTSIDE_TORCH_BYTES if many else OUTSIDE_TORCH_ONE_RANK_BYTES,
