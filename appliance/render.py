@@ -22,6 +22,13 @@ LINE_EVERY_SECONDS = 30.0  # where stderr is no terminal
 RATE_SECONDS = 10.0  # a rate is over so long
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """`1 stream`, `4 streams`: see preflight.counted, which is loaded when it is needed."""
+    from preflight.counted import counted as said
+
+    return said(number, noun, plural)
+
+
 def data(text: str) -> None:
     """A line on stdout: what the command was asked for."""
     print(text, flush=True)

@@ -13,7 +13,6 @@ from appliance.cli.signing import trusted
 from appliance.cli.store import StoreDir, existing, store_folder
 from appliance.cli.transfers import Quiet, bytes_of, transfer
 from appliance.settings import inherited_environment
-from preflight.counted import counted
 
 group = typer.Typer(
     help="Carry a release, images, chart and documents into a closed network.",
@@ -74,7 +73,7 @@ def create(
     )
     progress.end()
     shutil.rmtree(saved)
-    render.say(f"{counted(len(bundle.parts), 'part')}, {render.size(bundle.stream_bytes)}")
+    render.say(f"{render.counted(len(bundle.parts), 'part')}, {render.size(bundle.stream_bytes)}")
     for name, digest in bundle.images.items():
         render.say(f"image {name}@{digest}")
     if beside.missing:
@@ -108,12 +107,12 @@ def import_(
     progress.end()
     if extras is not None:
         written = install_extras(source, extras)
-        render.say(f"wrote {counted(len(written), 'file')} to {extras}")
+        render.say(f"wrote {render.counted(len(written), 'file')} to {extras}")
         for path in written:
             if path.is_relative_to(extras / "images"):
                 render.say(f"  docker load --input {path}")
     elif source.bundle.extras:
-        left = counted(len(source.bundle.extras), "file")
+        left = render.counted(len(source.bundle.extras), "file")
         render.say(f"not written: {left} besides (--extras DIR)")
     for name, digest in source.bundle.images.items():
         render.say(f"image {name}@{digest}")

@@ -13,7 +13,6 @@ import typer
 
 from appliance import render
 from appliance.errors import UsageError
-from preflight.counted import counted
 
 if TYPE_CHECKING:
     from appliance.bench.capacity import Ask, Goal
@@ -106,8 +105,8 @@ def _said() -> Callable[[Ask, int], None]:
 
     def say(ask: Ask, number: int) -> None:
         after = render.duration(time.monotonic() - began)
-        asked = counted(ask.turns, "turn") if ask.seconds is None else f"{ask.seconds:g} s"
-        what = f"{asked} over {counted(ask.streams, 'stream')}"
+        asked = render.counted(ask.turns, "turn") if ask.seconds is None else f"{ask.seconds:g} s"
+        what = f"{asked} over {render.counted(ask.streams, 'stream')}"
         render.say(f"[{after}] run {number}: {what}")
 
     return say

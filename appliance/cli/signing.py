@@ -10,7 +10,6 @@ import typer
 from appliance import render
 from appliance.errors import UsageError
 from appliance.settings import read_settings
-from preflight.counted import counted
 
 if TYPE_CHECKING:
     from appliance.weights.signature import Keys
@@ -67,7 +66,7 @@ def sign(
         raise UsageError("a secret key is needed to sign", fix="--key FILE; minisign -G makes one")
     signed = signature.sign(manifest, key, _password(password_file))
     durable.write_file(path, signed.to_json())
-    render.say(f"signed {counted(len(signed.files), 'file')} of {signed.release_id}")
+    render.say(f"signed {render.counted(len(signed.files), 'file')} of {signed.release_id}")
     return render.data(signed.release_id)
 
 

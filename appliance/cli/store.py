@@ -11,7 +11,6 @@ from appliance import render
 from appliance.cli import options
 from appliance.cli.signing import sign, trusted
 from appliance.settings import read_settings
-from preflight.counted import counted
 
 if TYPE_CHECKING:
     from appliance.weights.activate import Activation
@@ -48,7 +47,7 @@ def ls(store: StoreDir = None, json: options.Json = False) -> None:
             ]
         )
     for name, found in releases.items():
-        files = counted(len(found.files), "file")
+        files = render.counted(len(found.files), "file")
         text = f"{render.size(found.size_bytes)}  {files}  {found.source or ''}"
         render.data(f"{marks.get(name, ' ')} {name}  {text}")
     return None
@@ -169,7 +168,7 @@ def gc(
     for release in swept.releases:
         render.say(f"{'would remove' if dry_run else 'removed'} {release}")
     render.say(
-        f"{counted(swept.blobs, 'file')} and {swept.staged} staged, "
+        f"{render.counted(swept.blobs, 'file')} and {swept.staged} staged, "
         f"{render.size(swept.freed_bytes)} {'would be freed' if dry_run else 'freed'}"
     )
 

@@ -14,7 +14,6 @@ from appliance.cli.signing import trusted
 from appliance.cli.store import Release, StoreDir, existing, store_folder
 from appliance.errors import CheckFailed, UsageError
 from appliance.settings import read_network, read_settings
-from preflight.counted import counted
 
 if TYPE_CHECKING:
     from appliance.checkpoint.model import Checkpoint
@@ -123,7 +122,9 @@ def verify(
             mend(where, opened(source or came_from(where, name)), bad, transfer(8, None))
             for name, bad in by_release(verdict).items()
         )
-        render.say(f"fetched {counted(len(verdict.bad), 'chunk')} again, {render.size(mended)}")
+        render.say(
+            f"fetched {render.counted(len(verdict.bad), 'chunk')} again, {render.size(mended)}"
+        )
         verdict = check(where, releases, Reading(), lambda done, total: None)
     say_verdict(verdict, releases, json)
 
@@ -144,7 +145,7 @@ def serve(
     network = read_network(read_settings())
     with PeerServer(where, (host, port), network.mirror_token) as server:
         asked = "with a token" if network.mirror_token else "without a token"
-        held = counted(len(where.releases()), "release")
+        held = render.counted(len(where.releases()), "release")
         render.say(f"serving {held} at http://{host}:{port}, {asked}")
         server.serve_forever()
 
@@ -172,11 +173,12 @@ def say_verdict(verdict: Verdict, releases: list[str], json: bool) -> None:
         render.say("the store cannot be written: the next run reads the same again")
     if not verdict.is_right:
         raise CheckFailed(
-            f"wrong: {counted(len(sentences), 'thing')}",
+            f"wrong: {render.counted(len(sentences), 'thing')}",
             fix="appliance weights verify --repair fetches wrong chunks; pull fetches lost files",
         )
     render.say(
-        f"right: {counted(len(releases), 'release')}, {render.size(verdict.read_bytes)} read, "
+        f"right: {render.counted(len(releases), 'release')}, "
+        f"{render.size(verdict.read_bytes)} read, "
         f"{render.size(verdict.skipped_bytes)} not written to since they were proved"
     )
 

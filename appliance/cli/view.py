@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from appliance.render import duration, size
-from preflight.counted import counted
+from appliance.render import counted, duration, size
 
 if TYPE_CHECKING:
     from appliance.agent import Agent
@@ -114,7 +113,10 @@ def home_rows(engine: Any) -> list[Row]:
         name = f"rank {rank['rank']}"
         for home, held in rank["homes"].items():
             rows.append(
-                (f"{name}, {home}", f"{counted(held['experts'], 'expert')}, {size(held['bytes'])}")
+                (
+                    f"{name}, {home}",
+                    f"{counted(held['experts'], 'expert')}, {size(held['bytes'])}",
+                )
             )
         picks, read = rank["picks"], size(rank["host_bytes_read"])
         total = sum(picks.values())

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from appliance.checkpoint.model import Checkpoint
 from appliance.checkpoint.strictjson import parse
 from appliance.errors import ApplianceError, WeightsError
+from appliance.plan.outline import Outline
 from appliance.weights.names import check_paths
 
 CHUNK_BYTES = 16 << 20
@@ -54,6 +55,7 @@ class Summary(Strict):
     bits: tuple[float, ...]
     size_bytes: int
     digest: Sha256
+    outline: Outline | None = None  # all that planning needs; older manifests lack it
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Summary:
@@ -67,6 +69,7 @@ class Summary(Strict):
             bits=tuple(sorted({shape.bits for shape in shapes})),
             size_bytes=checkpoint.size_bytes,
             digest=checkpoint.digest,
+            outline=Outline.of(checkpoint),
         )
 
 

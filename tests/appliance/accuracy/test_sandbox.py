@@ -30,7 +30,7 @@ ATTEMPTS = {
     "see the host's processes": "import os\nassert len(os.listdir('/proc')) > 5",
     "see the rest of the machine": "import os\nassert os.listdir('/var') and os.listdir('/etc')",
     "read the environment of its parent": (
-        "import os\nassert b'PATH' in open(f'/proc/{os.getppid()}/environ', 'rb').read()"
+        "import os\nopen(f'/proc/{os.getppid()}/environ', 'rb').read()"
     ),
     "hold 2 GiB": "import mmap\nmmap.mmap(-1, 2 << 30).close()",
     "write 4 MiB into one file": "import tempfile\n"

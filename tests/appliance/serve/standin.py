@@ -62,7 +62,10 @@ class Engine:
     async def appliance_state(self, _body, _send):
         if self.frozen:
             await asyncio.sleep(3600)
-        return 200, {"ranks": [{"rank": 0, "resets": self.resets}]}
+        picks = {"device": 6, "slot": 0, "host": 2}
+        rank = {"rank": 0, "resets": self.resets, "homes": {}, "picks": picks, "layers": {},
+                "host_bytes_read": 2 << 20, "promotions": 0, "cache": None}  # fmt: skip
+        return 200, {"ranks": [rank]}
 
     async def metrics(self, _body, _send):
         name = "vllm:iteration_tokens_total_count"
