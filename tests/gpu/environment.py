@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
+import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -48,11 +51,27 @@ def engine_environment(plugin: Path) -> dict[str, str]:
     }
 
 
-def run_case(command: Sequence[str], log: Path, plugin: Path, limit_seconds: float) -> int:
-    """The exit code of an engine's process, -1 where it was ended at the limit with its ranks."""
+def say(**facts: Any) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def run_cases(cases: Sequence[str], work: Path, limit_seconds: float) -> int:
+    """This script again for each case, in a process of its own; 1 where one died or took longer."""
+    write_plugin_metadata(work / "plugin")
+    codes = []
+    for case in cases:
+        log = work / f"{case}.log"
+        codes.append(_run([sys.executable, *sys.argv, "--case", case], log, work, limit_seconds))
+        if codes[-1]:
+            say(case=case, died=codes[-1], log=log.read_text().splitlines()[-30:])
+    return int(any(codes))
+
+
+def _run(command: Sequence[str], log: Path, work: Path, limit_seconds: float) -> int:
+    """The exit code, -1 where it was ended at the limit with its ranks."""
     with log.open("w") as file:
         process = subprocess.Popen(
-            command, env=engine_environment(plugin), stderr=file, start_new_session=True
+            command, env=engine_environment(work / "plugin"), stderr=file, start_new_session=True
         )
         try:
             return process.wait(limit_seconds)

@@ -20,8 +20,8 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPO), str(REPO / "kernels"), str(REPO / "tests" / "gpu")]
 
-from environment import run_case, write_plugin_metadata  # noqa: E402
-from traffic import Case, make_model, make_plan, say  # noqa: E402
+from environment import run_cases, say  # noqa: E402
+from traffic import Case, make_model, make_plan  # noqa: E402
 
 LAYERS, EXPERTS, HIDDEN, INNER = 3, 384, 5120, 2304
 ONE_LAYER_GB = 3 * EXPERTS * HIDDEN * INNER * 2 / 2**30  # vLLM's "GB" are GiB
@@ -131,16 +131,7 @@ def main() -> int:
         "ours, one of three layers on the host": "6 experts of 13.3 MB: 1.56 ms at 51 GB/s",
         "ours, a third of every layer": "the same bytes, 1.56 ms at 1 stream",
     })  # fmt: skip
-    write_plugin_metadata(a.work / "plugin")
-    codes = []
-    for case in a.only:
-        log = a.work / f"{case}.log"
-        command = [sys.executable, str(Path(__file__)), *sys.argv[1:], "--case", case]
-        code = run_case(command, log, a.work / "plugin", a.limit)
-        codes.append(code)
-        if code:
-            say(case=case, died=code, log=log.read_text().splitlines()[-30:])
-    return int(any(codes))
+    return run_cases(a.only, a.work, a.limit)
 
 
 if __name__ == "__main__":

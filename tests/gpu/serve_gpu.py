@@ -27,7 +27,7 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPO), str(REPO / "kernels"), str(REPO / "tests" / "gpu")]
 
-from environment import engine_environment, write_plugin_metadata  # noqa: E402
+from environment import engine_environment, say, write_plugin_metadata  # noqa: E402
 
 LINK = 51e9  # bytes a second that kernels read from host memory (FACTS section 3)
 CAPTURE = [1, 2, 4, 8]
@@ -66,10 +66,6 @@ def specs(experts: int) -> dict[str, Any]:
         top_k=6, heads=32, kv_heads=8,
     )  # fmt: skip
     return {"large": large, "tiny": SynthSpec()}
-
-
-def say(**facts: Any) -> None:
-    print(json.dumps(facts), flush=True)
 
 
 def prepare(work: Path, experts: int, models: set[str]) -> None:

@@ -23,9 +23,8 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPO), str(REPO / "kernels"), str(REPO / "tests" / "gpu")]
 
-from environment import engine_environment, write_plugin_metadata  # noqa: E402
+from environment import engine_environment, say, write_plugin_metadata  # noqa: E402
 from serve_gpu import specs  # noqa: E402
-from traffic import say  # noqa: E402
 
 SHARE = 0.3
 PORTS = {"host": 8101, "resident": 8102, "vllm-offload": 8103}

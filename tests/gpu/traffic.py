@@ -24,7 +24,7 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPO), str(REPO / "kernels"), str(REPO / "tests" / "gpu")]
 
-from environment import run_case, write_plugin_metadata  # noqa: E402
+from environment import run_cases, say  # noqa: E402
 
 PLANNED = "planned"
 
@@ -45,10 +45,6 @@ CASES = {
     "layers": Case(0, whole_layers=True),
     "resident": Case(0, vram=1.0),
 }
-
-
-def say(**facts: Any) -> None:
-    print(json.dumps(facts), flush=True)
 
 
 def model_spec(small: bool, layers: int) -> Any:
@@ -347,16 +343,7 @@ def main() -> int:
         "as planned over whole layers": "2.2, 2.8, 2.8 times faster on a planned topic",
         "promotions": "none lost, at most 2 % of decode once settled",
     })  # fmt: skip
-    write_plugin_metadata(a.work / "plugin")
-    codes = []
-    for case in a.only:
-        log = a.work / f"{case}.log"
-        command = [sys.executable, str(Path(__file__)), *sys.argv[1:], "--case", case]
-        code = run_case(command, log, a.work / "plugin", a.limit)
-        codes.append(code)
-        if code:
-            say(case=case, died=code, log=log.read_text().splitlines()[-30:])
-    return int(any(codes))
+    return run_cases(a.only, a.work, a.limit)
 
 
 if __name__ == "__main__":
