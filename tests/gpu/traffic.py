@@ -245,6 +245,8 @@ import torch
 device = torch.device("cuda", {gpu})
 source = torch.empty(1 << 28, dtype=torch.uint8).pin_memory()
 target = torch.empty(1 << 28, dtype=torch.uint8, device=device)
+target.copy_(source)
+print("copied", flush=True)
 while True:
     for _ in range(8):
         target.copy_(source, non_blocking=True)
@@ -258,8 +260,12 @@ def hog(gpu: int | None) -> Iterator[None]:
     if gpu is None:
         yield
         return
-    process = subprocess.Popen([sys.executable, "-c", HOG.format(gpu=gpu)])
+    script = HOG.format(gpu=gpu)
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     try:
+        assert process.stdout is not None
+        if not process.stdout.readline():  # its libraries take longer to load than we to measure
+            raise RuntimeError("the process that copies ended before its first copy")
         yield
     finally:
         process.kill()
