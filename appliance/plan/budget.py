@@ -45,7 +45,7 @@ HOST_PROCESS_BYTES = {"cuda": 4 * GIB, "cpu": 2 * GIB}
 # Pages of the shard being read stay cached until the reader drops them behind itself.
 LOAD_WINDOW_BYTES = 8 * GIB
 ADDRESS_BYTES_PER_EXPERT = 9 * 8
-COUNTER_BYTES = 8
+COUNTER_BYTES = 16  # picks, and where a cache slot is to be filled
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _expert_extras(demand: Demand, rank: int) -> Iterator[LedgerLine]:
     yield _line("expert scales and markers", "device", scales, "header", "never leave the device")
     yield _line("draft experts", "device", drafts, "header", "trellises; never leave the device")
     yield _line("address tables", "device", addresses, "formula", "9 x 8 B an expert")
-    yield _line("routing counters", "device", counters, "formula", "8 B an expert")
+    yield _line("routing counters", "device", counters, "formula", "16 B an expert")
 
 
 def _runtime(demand: Demand, card: Card) -> Iterator[LedgerLine]:
