@@ -30,15 +30,15 @@ _MADV_HUGEPAGE = 14
 _MADV_POPULATE_WRITE = 23
 _MOST_THREADS = 16  # that make pages resident: the fastest of 4, 8 and 16 on 32 cores
 _HUGE_SHARE = 0.9  # of the resident bytes, to be called huge: a mapping's ends may be small pages
-_MPOL_BIND = 2
+MPOL_BIND = 2
 _SYS_MBIND = {"x86_64": 237, "aarch64": 235}
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_libc.syscall.restype = ctypes.c_long
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+libc.syscall.restype = ctypes.c_long
 
 
 class HostMemoryError(RuntimeError):
@@ -96,14 +96,14 @@ class HostMapping:
         slack = HUGE_PAGE_BYTES if self.page_kind == "thp" else 0
         flags = _MAP_PRIVATE_ANONYMOUS | (_MAP_HUGETLB_2MB if self.page_kind == "hugetlb" else 0)
         self._length = self.mapped_bytes + slack
-        base = _libc.mmap(None, self._length, _PROT_READ_WRITE, flags, -1, 0)
+        base = libc.mmap(None, self._length, _PROT_READ_WRITE, flags, -1, 0)
         if base in (None, ctypes.c_void_p(-1).value):
             raise _refused(f"map {self._length:,} bytes on {self.page_kind} pages")
         self._base: int | None = base
         self.address: int = -(-base // page) * page if slack else base
         try:
             if self.page_kind == "thp":
-                _libc.madvise(self.address, self.mapped_bytes, _MADV_HUGEPAGE)
+                libc.madvise(self.address, self.mapped_bytes, _MADV_HUGEPAGE)
             if node is not None:
                 _bind(self.address, self.mapped_bytes, node.index)
             threads = threads or min(_MOST_THREADS, near_cpus(node))
@@ -124,7 +124,7 @@ class HostMapping:
 
     def close(self) -> None:
         if self._base is not None:
-            _libc.munmap(self._base, self._length)
+            libc.munmap(self._base, self._length)
             self._base = None
 
     def __enter__(self) -> HostMapping:
@@ -212,20 +212,25 @@ def _read_int(path: Path) -> int | None:
         return None
 
 
+def node_mask(node: int) -> tuple[ctypes.Array[ctypes.c_ulong], ctypes.c_ulong]:
+    """One node as the kernel takes it: the mask, and how many bits it may read of it."""
+    mask = (ctypes.c_ulong * (node // 64 + 1))()
+    mask[node // 64] = 1 << (node % 64)
+    return mask, ctypes.c_ulong(len(mask) * 64 + 1)  # it reads one bit less than it is told
+
+
 def _bind(address: int, size_bytes: int, node: int) -> None:
     number = _SYS_MBIND.get(platform.machine())
     if number is None:
         raise HostMemoryError(f"no known mbind on {platform.machine()}: cannot bind to a node")
-    mask = (ctypes.c_ulong * (node // 64 + 1))()
-    mask[node // 64] = 1 << (node % 64)
-    done = _libc.syscall(
+    mask, bits = node_mask(node)
+    done = libc.syscall(
         ctypes.c_long(number),
         ctypes.c_void_p(address),
         ctypes.c_ulong(size_bytes),
-        ctypes.c_int(_MPOL_BIND),
+        ctypes.c_int(MPOL_BIND),
         mask,
-        # The kernel reads maxnode - 1 bits.
-        ctypes.c_ulong(len(mask) * 64 + 1),
+        bits,
         ctypes.c_uint(0),
     )
     if done != 0:
@@ -278,7 +283,7 @@ def _touch(
         if touch == "write":
             ctypes.memset(address + start, 0, length)
             return
-        while _libc.madvise(address + start, length, _MADV_POPULATE_WRITE) != 0:
+        while libc.madvise(address + start, length, _MADV_POPULATE_WRITE) != 0:
             number = ctypes.get_errno()
             if number == errno.EINVAL:
                 ctypes.memset(address + start, 0, length)

@@ -18,8 +18,8 @@ import torch
 from appliance.checkpoint.model import Checkpoint, Tensor
 from appliance.checkpoint.safetensors import read_bytes
 from appliance.engine.arena import HOMES, Arena
-from appliance.engine.experts import LiveLayer, RankState
 from appliance.engine.hostmem import pages_by_node
+from appliance.engine.rank import LiveLayer, RankState
 from appliance.plan.model import EXPERTS_IN
 from expert_kernels import codec, ops, reference
 

@@ -23,10 +23,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from appliance.engine.hostmem import (
+    MPOL_BIND,
     HostMemoryError,
     Node,
     PageKind,
+    libc,
     near_cpus,
+    node_mask,
     pages_by_node,
     view_of,
 )
@@ -40,15 +43,7 @@ _PROT_NONE, _PROT_READ = 0x0, 0x1
 _MAP_SHARED_FIXED = 0x01 | 0x10
 _MAP_RESERVED = 0x02 | 0x20 | 0x4000  # private, anonymous, no swap set aside
 _MADV_POPULATE_READ = 22
-_MPOL_BIND = 2
 _SYS_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_libc.syscall.restype = ctypes.c_long
 
 
 def runs(blocks: Iterable[tuple[int, int]]) -> list[range]:
@@ -114,7 +109,7 @@ class FileMapping:
 
     def close(self) -> None:
         if self._base is not None:
-            _libc.munmap(self._base, self.size_bytes)
+            libc.munmap(self._base, self.size_bytes)
             self._base = None
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -126,7 +121,7 @@ class FileMapping:
     def _reserve(self, at: int | None = None) -> int:
         """Addresses for all of the file, with nothing behind them."""
         fixed = 0 if at is None else 0x10
-        base = _libc.mmap(at, self.size_bytes, _PROT_NONE, _MAP_RESERVED | fixed, -1, 0)
+        base = libc.mmap(at, self.size_bytes, _PROT_NONE, _MAP_RESERVED | fixed, -1, 0)
         if base in (None, ctypes.c_void_p(-1).value):
             raise self._refused(f"reserve {self.size_bytes:,} bytes of addresses")
         self._base = base
@@ -135,7 +130,7 @@ class FileMapping:
     def _map(self) -> None:
         for p in self.pieces:
             at = self.address + p.start
-            found = _libc.mmap(at, len(p), _PROT_READ, _MAP_SHARED_FIXED, self._descriptor, p.start)
+            found = libc.mmap(at, len(p), _PROT_READ, _MAP_SHARED_FIXED, self._descriptor, p.start)
             if found != at:
                 raise self._refused(f"map {len(p):,} bytes at {p.start:,}")
 
@@ -191,7 +186,7 @@ class FileMapping:
                 )
             at += got
         start = self.address + piece.start
-        while _libc.madvise(start, len(piece), _MADV_POPULATE_READ) != 0:
+        while libc.madvise(start, len(piece), _MADV_POPULATE_READ) != 0:
             number = ctypes.get_errno()
             if number == errno.EINVAL:  # before Linux 5.14: touch every page
                 bytes(self.view(piece.start, len(piece))[:: mmap.PAGESIZE])
@@ -213,11 +208,8 @@ def _read_onto(node: Node) -> None:
     if allowed:
         os.sched_setaffinity(0, allowed)
     number = _SYS_SET_MEMPOLICY.get(platform.machine())
-    mask = (ctypes.c_ulong * (node.index // 64 + 1))()
-    mask[node.index // 64] = 1 << (node.index % 64)
-    # The kernel reads maxnode - 1 bits.
-    bits = ctypes.c_ulong(len(mask) * 64 + 1)
-    if number is None or _libc.syscall(ctypes.c_long(number), _MPOL_BIND, mask, bits) != 0:
+    mask, bits = node_mask(node.index)
+    if number is None or libc.syscall(ctypes.c_long(number), MPOL_BIND, mask, bits) != 0:
         reason = "no known call" if number is None else os.strerror(ctypes.get_errno())
         raise HostMemoryError(
             f"the kernel refused to read onto NUMA node {node.index}: {reason}. Try: give the "

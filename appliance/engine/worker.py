@@ -9,8 +9,8 @@ from typing import Any
 
 from appliance.engine import compat
 from appliance.engine.config import METHOD, Exl3Config, checkpoint_of
-from appliance.engine.experts import RankState, slot_cache, state
 from appliance.engine.proof import PLACES, homes, place_of, prove
+from appliance.engine.rank import RankState, slot_cache, state
 
 
 class Worker(compat.platform_worker()):  # type: ignore[misc]  # vLLM's class of this platform

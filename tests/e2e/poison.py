@@ -41,7 +41,7 @@ def main() -> None:
         worker_cls="appliance.engine.worker.Worker",
         additional_config={"appliance": {"plan": plan, "checkpoint": model}},
     )
-    from appliance.engine.experts import state
+    from appliance.engine.rank import state
 
     current = state()
     before = {(i, e): outputs(v, e) for i, v in current.live.items() for e in v.experts}

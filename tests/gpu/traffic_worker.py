@@ -19,7 +19,7 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from appliance.checkpoint.safetensors import read_bytes
 from appliance.engine import compat
 from appliance.engine.config import checkpoint_of
-from appliance.engine.experts import state
+from appliance.engine.rank import state
 from appliance.engine.worker import Worker
 
 DTYPES = {"I16": torch.int16, "F16": torch.float16, "BF16": torch.bfloat16, "I32": torch.int32}
