@@ -25,8 +25,8 @@ LIBRARY = "libexpert_kernels.so"
 PREBUILT = (PACKAGE / LIBRARY, PACKAGE.parent / "build" / LIBRARY)
 CACHE = Path.home() / ".cache" / "moe-appliance" / "kernels"
 ARCHITECTURES = ("sm_90", "sm_120")
-# What is compiled for each: the matrix products of a warpgroup are sm_90a's alone, and an H100, H200
-# or GH200 runs that code.
+# What is compiled for each: the matrix products of a warpgroup are sm_90a's alone, and every card
+# of compute capability 9.0 runs that code.
 _CODE = {"sm_90": "sm_90a"}
 _FLAGS = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC", "-cudart", "static")
 

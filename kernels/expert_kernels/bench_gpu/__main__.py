@@ -18,6 +18,7 @@ from expert_kernels.bench_gpu import (
     lookup_rows,
     mixed_layers,
     prefill_layer,
+    trace,
     tuning,
     write_through,
 )
@@ -30,6 +31,7 @@ CLAIMS: dict[str, Claim] = {
     "prefill_layer": prefill_layer.measure,
     "write_through": write_through.measure,
     "lookup_rows": lookup_rows.measure,
+    "trace": trace.measure,
     "tuning": tuning.measure,
 }
 
