@@ -15,18 +15,13 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include "early.cuh"
 #include "experts.h"
 #include "stream.cuh"
 #include "sums.cuh"
 #include "units.cuh"
 
 namespace exl3 {
-
-__device__ __forceinline__ void wait_for_earlier_kernels() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 
 static __device__ void rotate_one(const ExpertsDecode& c, int pick, int projection, int block) {
     const int64_t id = id_at(c, pick);
@@ -48,9 +43,7 @@ static __device__ void rotate_one(const ExpertsDecode& c, int pick, int projecti
 static __global__ void __launch_bounds__(kThreads) rotate_inputs(const ExpertsDecode c) {
     // In this order: the main kernel must not start before what came before this one has ended.
     wait_for_earlier_kernels();
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
+    let_the_next_kernel_start();
     const bool first = blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0;
     Trace trace(c.blocks);
     if (first) trace(c, 1);
@@ -61,22 +54,6 @@ static __global__ void __launch_bounds__(kThreads) rotate_inputs(const ExpertsDe
         if (id >= 0 && id < c.experts) atomicAdd(reinterpret_cast<unsigned long long*>(c.picks) + id, 1ull);
     }
     if (first) trace(c, 7);
-}
-
-template <int CODEBOOK, int GROUPS, int TILES, bool AHEAD, typename Ready, typename Next>
-__device__ __forceinline__ void walk_bits(
-    int bits8, const Walk& w, Ring& ring, float (&acc)[TILES][GROUPS][4], const Ready& ready, const Next& next) {
-    switch (bits8) {
-#define EXL3_CASE(B) \
-    case B: walk<B, CODEBOOK, GROUPS, TILES, AHEAD>(w, ring, acc, ready, next); break;
-        EXL3_CASE(8) EXL3_CASE(16) EXL3_CASE(24) EXL3_CASE(32)
-        EXL3_CASE(40) EXL3_CASE(48) EXL3_CASE(56) EXL3_CASE(64)
-        default:
-            if constexpr (CODEBOOK == kMul1) {
-                switch (bits8) { EXL3_CASE(12) EXL3_CASE(20) EXL3_CASE(28) }
-            }
-#undef EXL3_CASE
-    }
 }
 
 // Blocks of an entry's rows of down's inputs that are done.
@@ -333,23 +310,6 @@ __global__ void __launch_bounds__(kThreads, 2) routed_layer(const ExpertsDecode 
     for (int i = threadIdx.x; i < entries * (c.hidden / 128); i += kThreads) c.control[at.b + i] = 0;
     for (int i = threadIdx.x; i < c.hidden / 128; i += kThreads) c.control[at.done + i] = 0;
     trace(c, 8);
-}
-
-// With `early_start` it starts while the kernel before it runs: it waits for that itself, where it must.
-template <typename Kernel>
-int launch_kernel(
-    Kernel kernel, dim3 grid, int shared_bytes, bool early_start, const ExpertsDecode& c, cudaStream_t stream) {
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = grid;
-    config.blockDim = dim3(kThreads);
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = early_start ? 1 : 0;
-    return cudaLaunchKernelEx(&config, kernel, c);
 }
 
 template <int CODEBOOK, int GROUPS>

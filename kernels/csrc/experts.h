@@ -8,7 +8,7 @@ extern "C" {
 #endif
 
 // Changes whenever a struct or a function here does; expert_kernels.cuda checks it at load.
-#define EXPERTS_ABI 7
+#define EXPERTS_ABI 8
 
 enum { EXPERTS_FLOAT32 = 0, EXPERTS_FLOAT16 = 1, EXPERTS_BFLOAT16 = 2 };
 
@@ -84,6 +84,29 @@ typedef struct {
     int32_t at, rows;
 } ExpertsPiece;
 
+// A few rows through up to EXPERTS_MATRICES matrices of the same k, outputs side by side.
+enum { EXPERTS_MATRICES = 4 };
+typedef struct {
+    const void *trellis, *suh, *svh;
+    int32_t n, bits8;
+    int32_t skip, columns;   // of its n outputs [skip, skip + columns) are wanted
+    int32_t at;              // and start here in a row of out
+} ExpertsMatrix;
+
+typedef struct {
+    ExpertsMatrix matrix[EXPERTS_MATRICES];
+    const void* x;           // [rows][k], dtype
+    void* out;               // [rows][stride], dtype
+    void* rotated;           // fp16 [count][rows][k]
+    float* partial;          // [rows][blocks][split][128], unused if split == 1
+    int32_t* arrived;        // [blocks]
+    int32_t count, rows, k, stride, dtype, codebook;
+    int32_t blocks;          // of 128 outputs, of all matrices
+    int32_t split;           // parts of k that different thread blocks work on
+    int32_t groups;          // of 8 rows: 1, 2, 4 or 8
+    int32_t ring_bytes;      // of a warp, as stream.cuh has it for the device's architecture
+} ExpertsLinear;
+
 enum { EXPERTS_GATHER = 0, EXPERTS_ACTIVATE = 1, EXPERTS_ADD = 2 };
 
 int experts_abi(void);
@@ -102,6 +125,8 @@ int experts_reconstruct(
 int experts_reconstruct_expert(
     const void* const* trellis, void* const* out, int hidden, int intermediate, const int* bits8, int codebook,
     void* stream);
+
+int experts_linear(const ExpertsLinear* call, void* stream);
 
 // Around a product with one W_hat: x [rows][k] * suh, rotated, as fp16; and from the product y float32
 // [rows][n], rotated, * svh, columns [skip, skip + columns) to out [rows][stride].

@@ -122,6 +122,33 @@ def decode(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class LinearLaunch:
+    """`groups` of 8 rows; parts of k that different thread blocks work on."""
+
+    groups: int
+    split: int
+    ring_bytes: int
+
+
+def linear(
+    rows: int, k: int, blocks: int, multiprocessors: int, architecture: str = "sm_90"
+) -> LinearLaunch:
+    """For 1..64 rows through matrices of `blocks` blocks of 128 outputs in all.
+
+    As many parts of k as can be worked on at once, each of at least 256 rows: a warp has two tiles.
+    """
+    if not 1 <= rows <= MAX_TOKENS:
+        raise ValueError(f"1 to {MAX_TOKENS} rows are multiplied in place, not {rows}")
+    groups = next(g for g in (1, 2, 4, 8) if rows <= 8 * g)
+    shared = _SHARED_OF_ONE.get(architecture, _SHARED_OF_ONE["sm_120"])
+    ring = ring_bytes(architecture)
+    rings, result = _WARPS * ring, _RESULT_BYTES[groups]
+    resident = max(1, min(3 if groups == 1 else 2, shared // (max(rings, result) + 1280)))
+    split = max(1, min(resident * multiprocessors // blocks, k // 256, 16))
+    return LinearLaunch(groups, split, ring)
+
+
 def _parts(k: int, units: int, most: float, choices: tuple[int, ...]) -> int:
     """Parts of at least 512 of k rows that `units` units are cut into: at most `most` in all."""
     return max(s for s in choices if s == 1 or (k // s >= 512 and units * s <= most))

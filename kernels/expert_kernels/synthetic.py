@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from expert_kernels import cuda, launch, reference
-from expert_kernels.ops import ExpertTable
+from expert_kernels.ops import ExpertTable, Matrix
 
 BLOCK_ALIGNMENT_BYTES = 4096
 
@@ -166,3 +166,11 @@ def routing(
         ids = pool[torch.arange(tokens * top_k) % touched].view(tokens, top_k)
     weights = torch.rand(tokens, top_k, generator=generator) + 0.1
     return weights.cuda(), ids.int().cuda()
+
+
+def random_matrix(k: int, n: int, bits: float, codebook: str, skip: int = 0) -> Matrix:
+    """Any bits are a trellis. Outputs of inputs near 1 are near 1."""
+    shape = (k // 16, n // 16, int(16 * bits))
+    trellis = torch.randint(-(1 << 15), 1 << 15, shape, dtype=torch.int16, device="cuda")
+    suh, svh = (torch.rand(size, device="cuda").half() + 0.5 for size in (k, n))
+    return Matrix(trellis, suh, svh / k**0.5, codebook, (skip, n - 2 * skip))
