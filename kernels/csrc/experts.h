@@ -103,7 +103,7 @@ typedef struct {
     int32_t count, rows, k, stride, dtype, codebook;
     int32_t blocks;          // of 128 outputs, of all matrices
     int32_t split;           // parts of k that different thread blocks work on
-    int32_t groups;          // of 8 rows: 1, 2, 4 or 8
+    int32_t groups;          // of 8 rows: 1, 2 or 4
     int32_t ring_bytes;      // of a warp, as stream.cuh has it for the device's architecture
 } ExpertsLinear;
 

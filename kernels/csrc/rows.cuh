@@ -128,7 +128,6 @@ int launch_rows(const ExpertsLinear& c, cudaStream_t stream) {
         case 1: return launch_rows<CODEBOOK, 1>(c, stream);
         case 2: return launch_rows<CODEBOOK, 2>(c, stream);
         case 4: return launch_rows<CODEBOOK, 4>(c, stream);
-        case 8: return launch_rows<CODEBOOK, 8>(c, stream);
         default: return cudaErrorInvalidValue;
     }
 }

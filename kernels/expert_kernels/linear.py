@@ -3,7 +3,7 @@
 Few rows: weights are read in place and decoded on their way into the matrix units, two launches
 for up to four matrices. More rows: inputs rotated, W_hat made dense part by part, cuBLAS, rotated
 back. Nothing waits, so a call can be captured in a CUDA graph. The dense parts go to scratch that
-is taken once a device, because graphs hold its address; calls of more than 64 rows must be ordered,
+is taken once a device, because graphs hold its address; calls of more than 32 rows must be ordered,
 as on one stream.
 """
 
@@ -41,7 +41,7 @@ def linear(x: torch.Tensor, matrices: Sequence[Matrix]) -> torch.Tensor:
     x, width = x.contiguous(), sum(m.width for m in matrices)
     out = torch.empty(len(x), width, dtype=x.dtype, device=x.device)
     at = 0
-    few = len(x) <= launch.MAX_TOKENS
+    few = len(x) <= launch.LINEAR_ROWS
     for start in range(0, len(matrices), cuda.MATRICES):
         some = matrices[start : start + cuda.MATRICES]
         if few:
@@ -60,7 +60,7 @@ def in_place(
     at: int,
     chosen: launch.LinearLaunch | None = None,
 ) -> None:
-    """Outputs of 1 to 4 matrices of one codebook, for 1 to 64 rows, to columns of `out` from `at`.
+    """Outputs of 1 to 4 matrices of one codebook, for 1 to 32 rows, to columns of `out` from `at`.
 
     `chosen` is for measurements.
     """

@@ -124,7 +124,7 @@ def linear(x: torch.Tensor, matrices: Sequence[Matrix]) -> torch.Tensor:
 
     x [.., k] floating, on the matrices' device; they share k and the codebook. Returns
     [.., sum of widths] in x's dtype. On a GPU inputs are rounded to fp16 and products are added in
-    float32, in an order that depends on shapes alone. There up to 64 rows read each weight once, in
+    float32, in an order that depends on shapes alone. There up to 32 rows read each weight once, in
     place; more rows write W_hat and read it again: 4*k*n bytes.
     """
     kinds = {(len(m.suh), m.codebook) for m in matrices}
