@@ -157,7 +157,7 @@ def roomy(shape: Shape, top_k: int) -> launch.DecodeLaunch:
     device = torch.device("cuda")
     work = cuda.scratch(device, shape.hidden, shape.intermediate, top_k)
     usual = work.launch_for(1)
-    most = dataclasses.replace(usual, split_a=8, split_b=4)
+    most = dataclasses.replace(usual, split_a=16, split_b=8)
     need = launch.workspace(most, 8 * top_k, shape.hidden, shape.intermediate)
     for name in ("partial_a", "partial_b"):
         size = max(getattr(need, name), work.buffers[name].numel())
