@@ -8,7 +8,7 @@ extern "C" {
 #endif
 
 // Changes whenever a struct or a function here does; expert_kernels.cuda checks it at load.
-#define EXPERTS_ABI 7
+#define EXPERTS_ABI 8
 
 enum { EXPERTS_FLOAT32 = 0, EXPERTS_FLOAT16 = 1, EXPERTS_BFLOAT16 = 2 };
 
@@ -29,6 +29,7 @@ typedef struct {
     int64_t* picks;              // [experts] counted up, or null
     int64_t* reads;              // [2]: bytes read from host homes, picks of an expert not here; or null
     int64_t* fill;               // [experts] where a touched expert is also stored, 0: nowhere; or null
+    int64_t* trace;              // [blocks + 1][EXPERTS_TRACE][3], zero: when a block did what; or null
     int32_t ids_are_64;
     int32_t dtype;
     int32_t tokens, top_k, experts, hidden, intermediate;
@@ -47,6 +48,12 @@ typedef struct {
                                  // 2: start rotating while the kernel before the call ends
     float swiglu_limit;          // <= 0: none
 } ExpertsDecode;
+
+// Records of a block's trace: globaltimer in ns, clocks of its multiprocessor, and what << 32 | the
+// unit's ticket: 1 the block began, 2 it knows the routing, 3 weights asked for, 4 inputs here, 5 the
+// first warp's products done, 6 the unit done, 7 the block has none left, 8 the last block ends. The last row is the
+// rotation's first block: 1 it began, 7 it ends.
+enum { EXPERTS_TRACE = 64 };
 
 // A group of picks of one routed layer, sorted by expert, around matrix products that others do.
 // Scratch holds the group's picks: row 0 is the group's first.

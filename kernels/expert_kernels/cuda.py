@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from expert_kernels.lookup import RowTable
     from expert_kernels.ops import ExpertTable
 
-ABI = 7
+ABI = 8
 CODEBOOKS = {"3inst": 0, "mcg": 1, "mul1": 2}
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _P, _I, _L = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint64
@@ -46,6 +46,7 @@ class Decode(ctypes.Structure):
         ("picks", _P),
         ("reads", _P),
         ("fill", _P),
+        ("trace", _P),
         ("ids_are_64", _I),
         ("dtype", _I),
         ("tokens", _I),
@@ -220,10 +221,12 @@ def decode(
     fill: torch.Tensor | None = None,
     chosen: launch.DecodeLaunch | None = None,
     overlap: int = 1,
+    trace: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`ops.experts` for 1 to 64 tokens: weights read in place, once an expert, no host sync.
 
-    `chosen` and `overlap` are for measurements. Arguments are checked in ops.
+    `chosen`, `overlap` and `trace` (int64 [blocks + 1, 64, 3], zero) are for measurements.
+    Arguments are checked in ops.
     """
     x, topk_weights, topk_ids = (t.contiguous() for t in (x, topk_weights, topk_ids))
     tokens, top_k = topk_ids.shape
@@ -242,6 +245,7 @@ def decode(
         picks=None if counters is None else counters.picks.data_ptr(),
         reads=None if counters is None else counters.reads.data_ptr(),
         fill=None if fill is None else fill.data_ptr(),
+        trace=None if trace is None else trace.data_ptr(),
         ids_are_64=topk_ids.dtype == torch.int64,
         dtype=DTYPES[x.dtype],
         tokens=tokens,

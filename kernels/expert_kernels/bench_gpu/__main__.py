@@ -19,6 +19,7 @@ from expert_kernels.bench_gpu import (
     lookup_rows,
     mixed_layers,
     prefill_layer,
+    trace,
     tuning,
     write_through,
 )
@@ -32,6 +33,7 @@ CLAIMS: dict[str, Claim] = {
     "prefill_layer": prefill_layer.measure,
     "write_through": write_through.measure,
     "lookup_rows": lookup_rows.measure,
+    "trace": trace.measure,
     "tuning": tuning.measure,
 }
 

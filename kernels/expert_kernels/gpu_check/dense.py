@@ -40,6 +40,8 @@ def prefill() -> Iterator[Facts]:
         (Shape(512, 384), 3, 1200, 2, {}),  # dense beside fused, cut by groups
         (Shape(512, 384), 120, 3000, 6, {}),  # several groups at once, host slots used again
         (Shape(), 20, 1024, 6, {}),
+        (Shape(), 40, 1024, 6, {}),  # fused, as many rows as a piece and some more
+        (Shape(7168, 2048), 40, 800, 6, {}),
     ]
     for shape, count, tokens, top_k, options in cases:
         experts = RandomExperts(count, shape)
