@@ -80,7 +80,20 @@ class MadeInMemoryWorker(Worker):
     """Importing this module is what registers the loader; the routers stay the model's own."""
 
 
-class TrafficWorker(Worker):
+class CacheWorker(Worker):
+    def cache_rules(self, update: dict[str, Any]) -> None:
+        """The plan's rules of the slots, changed so, from the next step on."""
+        policy = state().cache.policy
+        if not hasattr(self, "planned_rules"):
+            self.planned_rules = policy.rules
+        policy.rules = self.planned_rules.model_copy(update=update)
+
+    def cache_held(self) -> list[tuple[int, int]]:
+        """(layer, expert) of every filled slot."""
+        return sorted(state().arena.held)
+
+
+class TrafficWorker(CacheWorker):
     def load_model(self, *args: Any, **options: Any) -> None:
         super().load_model(*args, **options)
         gates = (m for m in self.model_runner.model.modules() if isinstance(m, GateLinear))
@@ -96,15 +109,3 @@ class TrafficWorker(Worker):
             p = torch.tensor(counts[topic][str(layer)], dtype=torch.float64)
             log_p = (p / p.sum()).log().clamp(min=NEVER)
             router.log_p.copy_(log_p.float())
-
-    def traffic_freeze(self, frozen: bool) -> None:
-        """The slots stay as they are, or follow the traffic by the plan's rules."""
-        policy = state().cache.policy
-        if not hasattr(self, "traffic_rules"):
-            self.traffic_rules = policy.rules
-        still = {"promotions_per_row": 0.0}
-        policy.rules = self.traffic_rules.model_copy(update=still if frozen else {})
-
-    def traffic_held(self) -> list[tuple[int, int]]:
-        """(layer, expert) of every filled slot."""
-        return sorted(state().arena.held)
