@@ -26,7 +26,7 @@ REPO = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPO), str(REPO / "kernels"), str(REPO / "tests" / "gpu")]
 
 from environment import leave, my_turn, run_cases, say  # noqa: E402
-from traffic import Case, make_model, make_plan  # noqa: E402
+from made import Case, make_model, make_plan  # noqa: E402
 
 LAYERS, EXPERTS, HIDDEN, INNER = 3, 320, 5120, 2304
 LAYER_GIB = 3 * EXPERTS * HIDDEN * INNER * 2 / 2**30
@@ -187,8 +187,7 @@ def main() -> int:
         "format factor": "5.3, the bytes",
     })  # fmt: skip
     a.work.mkdir(parents=True, exist_ok=True)
-    if not (a.work / "model").exists():
-        make_model(a.work / "model", spec(a.small))
+    make_model(a.work / "model", spec(a.small))
     dense_folder(a.work, a.work / "model")
     codes = []
     for group in GROUPS:
