@@ -27,7 +27,8 @@ def run(
     seed: Annotated[int, typer.Option(help="Another subset for another number.")] = 1,
     sha256: Annotated[str | None, typer.Option(help="The file must have this checksum.")] = None,
     url: Annotated[
-        str | None, typer.Option(help="Another OpenAI-compatible server, up to /v1.", metavar="URL")
+        str | None,
+        typer.Option("--url", help="Another OpenAI-compatible server, up to /v1.", metavar="URL"),
     ] = None,
     model: Annotated[str | None, typer.Option(help="The model's name there.")] = None,
     key_file: Annotated[Path | None, typer.Option(help="File with its API key.")] = None,

@@ -243,6 +243,7 @@ def open_cache(
     moves: Moves = (
         CpuMoves()
         if device.type == "cpu"
-        else CudaMoves(device, 2 * len(book.experts), 2 * len(book.experts))
+        # At most the three addresses of every expert change in one step.
+        else CudaMoves(device, 2 * len(book.experts), 3 * len(book.experts))
     )
     return SlotCache(arena, book, counters, policy, moves)
