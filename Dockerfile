@@ -6,7 +6,7 @@
 # Kernels are compiled by the nvcc that the engine's own pins bring: there is no second base image.
 ARG FLAVOUR=gpu
 # What everything runs on. The default of the cpu flavour is Debian's Python (compose.yaml).
-# Pin it in production: BASE_IMAGE=name@sha256:...
+# A release (RELEASE=1.2.0) is refused on a base that has no digest: BASE_IMAGE=name@sha256:...
 ARG BASE_IMAGE=docker.io/nvidia/cuda:13.0.2-base-ubuntu24.04
 # gpu: build (compile here) or cache (taken from image/kernels, which `make kernels` fills). cpu: none.
 ARG KERNELS=build
@@ -77,6 +77,7 @@ FROM kernels-${KERNELS} AS kernels
 
 FROM base AS runtime
 ARG FLAVOUR
+ARG BASE_IMAGE
 ARG RELEASE=unreleased
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="moe-appliance" \
@@ -84,7 +85,12 @@ LABEL org.opencontainers.image.title="moe-appliance" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${RELEASE}" \
       org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.base.name="${BASE_IMAGE}" \
       moe-appliance.flavour="${FLAVOUR}"
+RUN case "$RELEASE $BASE_IMAGE" in \
+    "unreleased "* | *@sha256:*) ;; \
+    *) echo "release $RELEASE on $BASE_IMAGE, which is no fixed image: BASE_IMAGE=name@sha256:..." >&2; exit 1 ;; \
+    esac
 # The numbers are fixed: volumes outlive images.
 RUN groupadd --gid 10001 appliance \
  && useradd --uid 10001 --gid 10001 --home-dir /var/lib/appliance --no-create-home \
