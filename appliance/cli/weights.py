@@ -19,12 +19,13 @@ group = typer.Typer(
 )
 Number = int | None
 Triple = tuple[float, float, float]
+FAMILIES_HELP = "qwen3_moe, deepseek_v3, glm4_moe, mixtral or deepseek_v41 (three layers of it)."
 
 
 @group.command()
 def synth(
     out: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
-    family: Annotated[str | None, typer.Option(help="qwen3_moe or deepseek_v3.")] = None,
+    family: Annotated[str | None, typer.Option(help=FAMILIES_HELP)] = None,
     layers: Number = None,
     dense_layers: Number = None,
     experts: Number = None,

@@ -43,10 +43,13 @@ __all__ = [
     "UnquantizedLinearMethod",
     "appliance_settings",
     "claim_method",
+    "engram_ranks",
+    "filter_v41_weights",
     "init_logger",
     "owner_of",
     "platform_worker",
     "register_op",
+    "replace_engram_table",
     "require_owner",
     "set_weight_attrs",  # gives a placeholder its weight_loader
     "settings_of",
@@ -130,3 +133,40 @@ def settings_of(vllm_config: Any) -> dict[str, Any]:
 def register_op(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:
     """Make torch.ops.vllm.<name>: opaque to torch.compile, known to CUDA-graph capture."""
     direct_register_custom_op(op_name=name, op_func=function, fake_impl=fake)
+
+
+def replace_engram_table(make: Callable[..., Any]) -> None:
+    """DeepSeek-V4.1 (0.33.0): `make(layer, head_sizes=, dim=)` gives the table of an Engram layer,
+    or None for vLLM's own, which is FP8 whatever the checkpoint holds.
+
+    Engram itself stays: hashes, prefetch, projection and gate are vLLM's.
+    """
+    from vllm.models.deepseek_v41.common.engram import Engram
+
+    own = getattr(Engram, "_appliance_own", Engram._create_embedding)
+
+    def create(self: Any, layout: Any, index: int) -> Any:
+        sizes = tuple(size for order in layout.primes[index] for size in order)
+        table = make(layout.layer_ids[index], head_sizes=sizes, dim=layout.head_dim)
+        return own(self, layout, index) if table is None else table
+
+    Engram._appliance_own = own
+    Engram._create_embedding = create
+
+
+def engram_ranks() -> tuple[int, int, int]:
+    """(rank, ranks) over which the hash heads of a table are divided, and replicas sharing one."""
+    from vllm import distributed as d
+
+    ranks = d.get_tensor_model_parallel_world_size()
+    return d.get_tensor_model_parallel_rank(), ranks, d.get_engram_dp_size()
+
+
+def filter_v41_weights(through: Callable[[Any], Any]) -> None:
+    """DeepSeek-V4.1 (0.33.0): what it loads goes through `through`. Its head is built without a
+    quantisation config, so no method of ours sees it."""
+    from vllm.models.deepseek_v41 import DeepseekV41ForCausalLM as Model
+
+    own = getattr(Model, "_appliance_own_load", Model.load_weights)
+    Model._appliance_own_load = own
+    Model.load_weights = lambda self, weights: own(self, through(weights))

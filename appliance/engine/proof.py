@@ -3,8 +3,9 @@
 Four questions, each answered from the live engine, never from what loading believed:
 bytes per home equal the plan's ledger; every address lies inside its home; sampled experts of
 every layer and home, read again from the shards, are bit for bit what the kernels will read, and
-the op over the live table agrees with the reference over the shards' bytes; pinned pages lie on
-the plan's node. An expert in a cache slot has two copies, and both are read.
+the op over the live table agrees with the reference over the shards' bytes; sampled rows of our
+lookup tables are the shards'; pinned pages lie on the plan's node. An expert in a cache slot has
+two copies, and both are read.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ def prove(state: RankState, checkpoint: Checkpoint, seed: int = 0) -> dict[str, 
     samples = list(_samples(state, random.Random(seed)))
     for live, expert in samples:
         problems += _differences(arena, checkpoint, live, expert)
+    for table in state.tables:
+        problems += table.differences(checkpoint, seed)
     return {
         "rank": arena.plan.rank,
         "ok": not problems,
@@ -176,7 +179,7 @@ def _relative_difference(
     generator = torch.Generator().manual_seed(expert)
     x = torch.randn(1, live.table.hidden_size, generator=generator).to(dtype)
     row = torch.tensor([[live.experts.index(expert)]])
-    one = torch.ones(1, 1)
+    one = torch.ones(1, 1, dtype=torch.float32)
     limit = live.swiglu_limit
     y = ops.experts(
         x.to(device), one.to(device), row.to(device), live.table, swiglu_limit=limit

@@ -16,6 +16,7 @@ from appliance.engine.behind import Behind
 from appliance.engine.cache import SlotCache, open_cache, read_learned
 from appliance.engine.config import checkpoint_of
 from appliance.engine.counters import Counters
+from appliance.engine.tables import Int4Table
 from appliance.plan.model import Plan, load_plan
 from appliance.weights.arena_file import open_arena
 from expert_kernels import ops
@@ -33,6 +34,7 @@ class RankState:
     live: dict[int, LiveLayer] = field(default_factory=dict)
     by_name: dict[str, LiveLayer] = field(default_factory=dict)
     behind: Behind = field(default_factory=lambda: Behind({}))
+    tables: list[Int4Table] = field(default_factory=list)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from appliance.engine import compat
+from appliance.engine import compat, deepseek_v41
 from appliance.engine.config import METHOD, Exl3Config, checkpoint_of
 from appliance.engine.proof import PLACES, homes, place_of, prove
 from appliance.engine.rank import RankState, slot_cache, state
@@ -17,6 +17,12 @@ class Worker(compat.platform_worker()):  # type: ignore[misc]  # vLLM's class of
     """Names that are ours are prefixed: they share the namespace of vLLM's Worker."""
 
     vllm_config: Any
+
+    def load_model(self, *args: Any, **options: Any) -> None:
+        settings = compat.settings_of(self.vllm_config)
+        if "checkpoint" in settings:
+            deepseek_v41.prepare(checkpoint_of(settings["checkpoint"]))
+        super().load_model(*args, **options)
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """One step. Slots change before it, in stream order; its counts are taken after it."""
@@ -52,11 +58,7 @@ class Worker(compat.platform_worker()):  # type: ignore[misc]  # vLLM's class of
                 for layer, row in layers.items()
             },
             "promotions": 0 if current.cache is None else current.cache.tally.promotions,
-            "cache": None
-            if current.cache is None
-            else "frozen"
-            if current.cache.frozen
-            else "adapting",
+            "cache": None if current.cache is None else current.cache.mode,
             "picks_not_here": current.counters.picks_not_here,
             "host_pages": None if host is None else host.page_kind,
         }

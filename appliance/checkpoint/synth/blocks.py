@@ -50,8 +50,15 @@ def config(spec: SynthSpec) -> dict[str, object]:
 Block = Callable[[SynthSpec, str], Iterator[Part]]
 
 
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
+
 def decoder(
-    spec: SynthSpec, quiet: Collection[int], attention: Block, moe: Block
+    spec: SynthSpec,
+    quiet: Collection[int],
+    attention: Block,
+    moe: Block,
+    moe_name: str = "mlp",
 ) -> Iterator[Part]:
     """Every tensor of the model, first to last; the family gives its attention and its experts."""
     yield embedding(spec)
@@ -63,7 +70,7 @@ def decoder(
         if layer < spec.dense_layers:
             yield from mlp(spec, f"{name}.mlp", 2 * spec.hidden_size)
         else:
-            yield from moe(spec, f"{name}.mlp")
+            yield from moe(spec, f"{name}.{moe_name}")
     yield norm("model.norm", spec.hidden_size)
     yield from head(spec, quiet)
 
@@ -93,14 +100,17 @@ def mlp(spec: SynthSpec, name: str, intermediate: int) -> Iterator[Part]:
     yield from linear(spec, f"{name}.down_proj", intermediate, hidden, along="k", gain=OUTPUT_GAIN)
 
 
-def experts(spec: SynthSpec, name: str) -> Iterator[Part]:
+def experts(
+    spec: SynthSpec, name: str, words: tuple[str, str, str] = PROJECTIONS
+) -> Iterator[Part]:
+    """`words`: the family's for gate, up and down."""
     hidden, inner, book = spec.hidden_size, spec.intermediate_size, spec.codebook
     gate, up, down = spec.bits
     for expert in range(spec.experts):
-        one = f"{name}.{expert}"
-        yield from exl3(f"{one}.gate_proj", hidden, inner, gate, book, gain=GATE_GAIN)
-        yield from exl3(f"{one}.up_proj", hidden, inner, up, book)
-        yield from exl3(f"{one}.down_proj", inner, hidden, down, book, gain=OUTPUT_GAIN)
+        to_gate, to_up, to_down = (f"{name}.{expert}.{word}" for word in words)
+        yield from exl3(to_gate, hidden, inner, gate, book, gain=GATE_GAIN)
+        yield from exl3(to_up, hidden, inner, up, book)
+        yield from exl3(to_down, inner, hidden, down, book, gain=OUTPUT_GAIN)
 
 
 def head(spec: SynthSpec, quiet: Collection[int]) -> Iterator[Part]:

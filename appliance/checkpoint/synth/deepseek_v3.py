@@ -54,7 +54,7 @@ def _groups(spec: SynthSpec) -> int:
 
 
 def parts(spec: SynthSpec, quiet: Collection[int]) -> Iterator[Part]:
-    return blocks.decoder(spec, quiet, _attention, _moe)
+    return blocks.decoder(spec, quiet, _attention, moe)
 
 
 def _attention(spec: SynthSpec, name: str) -> Iterator[Part]:
@@ -71,7 +71,8 @@ def _attention(spec: SynthSpec, name: str) -> Iterator[Part]:
     yield from blocks.linear(spec, f"{name}.o_proj", heads * dim, hidden, along="k", gain=gain)
 
 
-def _moe(spec: SynthSpec, name: str) -> Iterator[Part]:
+def moe(spec: SynthSpec, name: str) -> Iterator[Part]:
+    """Router with a bias for choosing, routed experts, one shared expert."""
     yield from blocks.router(spec, f"{name}.gate")
     bias = f"{name}.gate.e_score_correction_bias"
     yield Part(bias, "F32", (spec.experts,), draw.normal_f32(spec.experts, BIAS_STD))

@@ -6,12 +6,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from appliance.checkpoint.synth import blocks, deepseek_v3, qwen3_moe, tokenizer
+from appliance.checkpoint.synth import (
+    blocks,
+    deepseek_v3,
+    glm4_moe,
+    mixtral,
+    qwen3_moe,
+    tokenizer,
+    v41_thin,
+)
 from appliance.checkpoint.synth.parts import Part
 from appliance.checkpoint.synth.spec import SynthSpec
 from appliance.checkpoint.synth.write import Progress, new_folder, write_json, write_shards
 
-FAMILIES: dict[str, ModuleType] = {"qwen3_moe": qwen3_moe, "deepseek_v3": deepseek_v3}
+FAMILIES: dict[str, ModuleType] = {
+    "qwen3_moe": qwen3_moe,
+    "deepseek_v3": deepseek_v3,
+    "glm4_moe": glm4_moe,
+    "mixtral": mixtral,
+    "deepseek_v41": v41_thin,
+}
 EXL3_VERSION = "1.6.5"  # the exllamav3 whose files these resemble
 
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from appliance.errors import UsageError
 
-FAMILIES = ("qwen3_moe", "deepseek_v3")
+FAMILIES = ("qwen3_moe", "deepseek_v3", "glm4_moe", "mixtral", "deepseek_v41")
+ALL_MOE = ("mixtral", "deepseek_v41")  # families whose every layer has experts
 CODEBOOKS = ("3inst", "mcg", "mul1")
+TABLE_FORMATS = ("int4", "fp8")
 WHOLE_BITS = frozenset(range(1, 9))
 HALF_BITS = frozenset((1.5, 2.5, 3.5))
 BLOCK = 128  # EXL3 transforms inputs and outputs in blocks of 128 (FACTS section 2)
@@ -21,7 +23,8 @@ class SynthSpec:
     Sizes are counts of values. `intermediate_size` is one routed expert's; `dense_layers` layers
     before the first MoE layer have an ordinary MLP of twice `hidden_size`. `bits` is K for (gate,
     up, down) of every routed expert: 1..8, and 1.5, 2.5, 3.5 with the mul1 codebook. `dense_bits`
-    is K of attention, dense MLPs and shared experts, `head_bits` of lm_head.
+    is K of attention, dense MLPs and shared experts, `head_bits` of lm_head. `table_format` is how
+    the lookup table of a family that has one is stored; both formats hold the same values.
     Raises UsageError for a model that EXL3 or the family cannot express.
     """
 
@@ -40,6 +43,7 @@ class SynthSpec:
     head_bits: float = 6
     codebook: str = "mcg"
     quantise_head: bool = True
+    table_format: str = "int4"
     vocab_size: int = 1024
     shards: int = 2
     seed: int = 0
@@ -58,6 +62,7 @@ def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:
 def _check_words(spec: SynthSpec) -> None:
     _one_of("family", spec.family, FAMILIES)
     _one_of("codebook", spec.codebook, CODEBOOKS)
+    _one_of("table_format", spec.table_format, TABLE_FORMATS)
 
 
 def _check_counts(spec: SynthSpec) -> None:
@@ -71,6 +76,11 @@ def _check_counts(spec: SynthSpec) -> None:
                 f"{what} is {value}, and EXL3 needs a multiple of {BLOCK}",
                 fix=f"{what} {max(1, round(value / BLOCK)) * BLOCK}",
             )
+    if spec.family in ALL_MOE and spec.dense_layers:
+        raise UsageError(
+            f"dense_layers is {spec.dense_layers}; every layer of a {spec.family} has experts",
+            fix="dense_layers 0",
+        )
     if not 0 <= spec.dense_layers < spec.layers:
         raise UsageError(
             f"dense_layers is {spec.dense_layers} of {spec.layers} layers",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -35,6 +36,7 @@ house door window garden mountain island bridge market story music colour red gr
 SENTENCES_PER_WORD = 4
 
 
+@cache
 def train(vocab_size: int) -> tuple[str, frozenset[int]]:
     """The text of tokenizer.json with exactly `vocab_size` tokens, and the ids to keep quiet.
 
@@ -66,6 +68,32 @@ def train(vocab_size: int) -> tuple[str, frozenset[int]]:
     texts = {i: bpe.decode([i], skip_special_tokens=False) for i in range(vocab_size)}
     quiet = {i for i, text in texts.items() if text in SPECIAL or not _is_plain(text)}
     return bpe.to_str(pretty=True), frozenset(quiet)
+
+
+def folded_size(tokenizer: str) -> int:
+    """How many tokens are left when those that read alike are one: case, accents and spaces fold.
+
+    DeepSeek-V4.1 hashes n-grams over these, and refuses a config with another number. Source:
+    build_compressed_token_map of vLLM 0.33.0's models/deepseek_v41/common/engram.py.
+    """
+    import tokenizers as hf
+
+    n = hf.normalizers
+    space = "\ue000"  # a token that is one space must not become no text
+    fold = n.Sequence(
+        [
+            *(n.NFKC(), n.NFD(), n.StripAccents(), n.Lowercase()),
+            *(n.Replace(hf.Regex(r"[ \t\r\n]+"), " "), n.Replace(hf.Regex(r"^ $"), space)),
+            *(n.Strip(), n.Replace(space, " ")),
+        ]
+    )
+    bpe = hf.Tokenizer.from_str(tokenizer)
+    keys = set()
+    for token in range(bpe.get_vocab_size()):
+        text = bpe.decode([token], skip_special_tokens=False)
+        # Half of a character has no text to fold.
+        keys.add(bpe.id_to_token(token) if "\ufffd" in text else fold.normalize_str(text) or text)
+    return len(keys)
 
 
 def write(folder: Path, tokenizer: str, context: int) -> None:
