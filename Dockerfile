@@ -2,11 +2,11 @@
 #
 #   docker build --build-arg FLAVOUR=cpu -t moe-appliance:cpu .
 #
-# Stages: base -> deps -> ours, kernels -> runtime. Nothing compiles at start: there is no compiler there.
-# Kernels are compiled by the nvcc that the engine's own pins bring: there is no second base image.
+# Stages: base -> deps -> ours, runtime; base -> kernels -> runtime. Nothing compiles at start: there is no
+# compiler there. Kernels are compiled by the nvcc of the engine's own pins: there is no second base image.
 ARG FLAVOUR=gpu
 # What everything runs on. The default of the cpu flavour is Debian's Python (compose.yaml).
-# Pin it in production: BASE_IMAGE=name@sha256:...
+# A release (RELEASE=1.2.0) is refused on a base that has no digest: BASE_IMAGE=name@sha256:...
 ARG BASE_IMAGE=docker.io/nvidia/cuda:13.0.2-base-ubuntu24.04
 # gpu: build (compile here) or cache (taken from image/kernels, which `make kernels` fills). cpu: none.
 ARG KERNELS=build
@@ -34,11 +34,6 @@ COPY image/install.py image/
 RUN --mount=type=bind,source=image/wheels,target=/wheels \
     --mount=type=cache,target=/root/.cache/pip python image/install.py engine
 
-# The engine without what only compiles: without a host's compiler it could not be used anyway.
-FROM deps AS served
-ARG FLAVOUR
-RUN python image/install.py strip
-
 # Ours apart from the engine's gigabytes: a change of our code copies only our code.
 FROM deps AS ours
 COPY constraints/base.txt constraints/
@@ -49,14 +44,24 @@ COPY kernels/ kernels/
 COPY appliance/ appliance/
 RUN python image/install.py appliance
 
-FROM deps AS kernels-build
+# Without the engine: nvcc and what it needs, some hundred MB of the same pins.
+FROM base AS kernels-build
 ARG TORCH_CUDA_ARCH_LIST="9.0 12.0"
+ARG TORCH_INDEX=""
 ARG WITH_VLLM_EXL3=""
 ARG MAX_JOBS=""
 ENV TRITON_LIBCUDA_PATH=/usr/lib/x86_64-linux-gnu
+WORKDIR /build
 RUN apt-get update -qq \
  && apt-get install -y -qq --no-install-recommends python3-dev g++ ninja-build \
  && rm -rf /var/lib/apt/lists/*
+COPY constraints/engine-gpu.in constraints/engine-gpu.txt constraints/
+RUN python3 -m venv /opt/appliance
+ENV PATH=/opt/appliance/bin:$PATH
+COPY image/install.py image/
+# hadolint ignore=DL3042
+RUN --mount=type=bind,source=image/wheels,target=/wheels \
+    --mount=type=cache,target=/root/.cache/pip FLAVOUR=gpu python image/install.py compiler
 COPY kernels/ kernels/
 COPY image/compile.py image/
 RUN python image/compile.py build /kernels
@@ -75,8 +80,9 @@ RUN mkdir /kernels
 # hadolint ignore=DL3006
 FROM kernels-${KERNELS} AS kernels
 
-FROM base AS runtime
+FROM deps AS runtime
 ARG FLAVOUR
+ARG BASE_IMAGE
 ARG RELEASE=unreleased
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="moe-appliance" \
@@ -84,16 +90,20 @@ LABEL org.opencontainers.image.title="moe-appliance" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${RELEASE}" \
       org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.base.name="${BASE_IMAGE}" \
       moe-appliance.flavour="${FLAVOUR}"
+RUN case "$RELEASE $BASE_IMAGE" in \
+    "unreleased "* | *@sha256:*) ;; \
+    *) echo "release $RELEASE on $BASE_IMAGE, which is no fixed image: BASE_IMAGE=name@sha256:..." >&2; exit 1 ;; \
+    esac
 # The numbers are fixed: volumes outlive images.
 RUN groupadd --gid 10001 appliance \
  && useradd --uid 10001 --gid 10001 --home-dir /var/lib/appliance --no-create-home \
             --shell /usr/sbin/nologin appliance \
  && install -d -o 10001 -g 10001 -m 0700 /var/lib/appliance \
  && install -d -o 10001 -g 10001 -m 0755 /models
-COPY --from=served /opt/appliance /opt/appliance
 COPY --from=kernels /kernels/ /opt/kernels/
-ENV PATH=/opt/appliance/bin:$PATH PYTHONUNBUFFERED=1 HOME=/var/lib/appliance \
+ENV PYTHONUNBUFFERED=1 HOME=/var/lib/appliance \
     PYTHONPATH=/opt/kernels TRITON_LIBCUDA_PATH=/usr/lib/x86_64-linux-gnu \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     APPLIANCE_STATE_DIR=/var/lib/appliance APPLIANCE_AGENT_PORT=8001 \

@@ -1,10 +1,12 @@
 # `make` alone says what there is. Everything runs from .venv, made by the first command that needs it.
 PYTHON ?= python3
 BIN := .venv/bin
+# The network that images are built in: host where Docker has no bridge.
+NETWORK ?= default
 PINS := $(wildcard constraints/*.txt) pyproject.toml constraints/install.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check lint test soak bench-gpu image kernels check-image check-node fmt golden setup clean
+.PHONY: help demo check lint test soak bench-gpu image kernels check-image check-gpu-image check-node fmt golden setup clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -27,12 +29,15 @@ image: image/wheels/.torch ## build the demo's image (needs Docker)
 	@docker compose build demo
 
 kernels: ## compile the GPU kernels once, into image/kernels (needs Docker; then APPLIANCE_KERNELS=cache)
-	@docker build --target kernels-out --output image/kernels --build-arg FLAVOUR=gpu \
+	@docker build --network $(NETWORK) --target kernels-out --output image/kernels --build-arg FLAVOUR=gpu \
 		$(if $(APPLIANCE_BASE_IMAGE),--build-arg BASE_IMAGE=$(APPLIANCE_BASE_IMAGE)) \
 		$(if $(ARCHITECTURES),--build-arg "TORCH_CUDA_ARCH_LIST=$(ARCHITECTURES)") .
 
 check-image: .venv/dev image/wheels/.torch ## build the image, run it, test it, in a Docker engine of its own
 	@image/tests/run.sh
+
+check-gpu-image: .venv/dev ## the gpu flavour with kernels from the cache stage, on fake cards (CI does)
+	@image/tests/run.sh gpu
 
 check-node: .venv/dev image/wheels/.torch ## the chart on a Kubernetes node of its own (KUBE: its binaries)
 	@image/tests/run.sh node

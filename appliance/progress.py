@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from preflight.counted import counted
+
 STEPS = "vllm:iteration_tokens_total_count"
 QUEUED = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
@@ -35,7 +37,7 @@ class Hang:
             return f"the engine has not answered for {self.seconds:.0f} s: it hangs"
         return (
             f"the engine has finished no step for {self.seconds:.0f} s"
-            f" with {self.queued:.0f} requests queued: it hangs"
+            f" with {counted(round(self.queued), 'request')} queued: it hangs"
         )
 
 

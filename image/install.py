@@ -1,4 +1,4 @@
-"""What the image is made of: `engine` (slow, seldom changes), `strip`, `appliance`.
+"""What the image is made of: `engine` (slow, seldom changes), `compiler` of kernels, `appliance`.
 
 Run by the image's own Python with FLAVOUR (cpu or gpu), TORCH_INDEX and WITH_VLLM_EXL3 in the
 environment. Standard library only. Hashes are required of all but the cpu flavour's torch and one
@@ -18,12 +18,15 @@ from pathlib import Path
 PINS = Path("constraints")
 WHEELS, OUT = "/wheels", "/out"
 ENGINE = {"cpu": "engine-cpu.txt", "gpu": "engine-gpu.txt"}
-# Needed to compile, which the gpu flavour's kernels are before this; never to serve.
+# Needed to compile; never to serve.
 UNUSED = {
     "cpu": ("torch/include", "torch/test", "torch/share"),
     "gpu": ("torch/include", "torch/test", "torch/share", "nvidia/cu13/bin", "nvidia/cu13/nvvm",
             "nvidia/cu13/include"),
 }  # fmt: skip
+# Of the same pins, what compiles our kernels and Triton's binding.
+COMPILER = ("nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-nvcc", "nvidia-cuda-runtime",
+            "nvidia-nvvm", "triton")  # fmt: skip
 
 
 def run(command: str, *arguments: str) -> None:
@@ -43,7 +46,7 @@ def torch_of(flavour: str) -> str:
     return found.group()
 
 
-def engine(flavour: str) -> None:
+def install_engine(flavour: str) -> None:
     index = os.environ.get("TORCH_INDEX")
     if index:
         pip("--no-deps", torch_of(flavour), "--find-links", WHEELS, "--index-url", index)
@@ -53,13 +56,29 @@ def engine(flavour: str) -> None:
     if extra := os.environ.get("WITH_VLLM_EXL3"):
         sys.stderr.write(f"adding {extra}: it is licensed AGPL-3.0-only, unlike the rest\n")
         pip("--no-deps", "--find-links", WHEELS, extra)
+
+
+def engine(flavour: str) -> None:
+    """Without what only compiles: without a host's compiler it could not be used anyway."""
+    install_engine(flavour)
+    for folder in UNUSED[flavour]:
+        shutil.rmtree(Path(sysconfig.get_path("purelib")) / folder, ignore_errors=True)
     if flavour == "cpu":
         name_the_cpu_build()
 
 
-def strip(flavour: str) -> None:
-    for folder in UNUSED[flavour]:
-        shutil.rmtree(Path(sysconfig.get_path("purelib")) / folder, ignore_errors=True)
+def compiler(flavour: str) -> None:
+    if os.environ.get("WITH_VLLM_EXL3"):
+        install_engine(flavour)  # exllamav3's extension is compiled against torch
+        return
+    text = (PINS / ENGINE[flavour]).read_text()
+    pinned = re.findall(r"^([\w.-]+)(==.*(?:\n    --hash.*)*)", text, re.MULTILINE)
+    chosen = [name + rest for name, rest in pinned if name in COMPILER]
+    if len(chosen) != len(COMPILER):
+        sys.exit(f"constraints/{ENGINE[flavour]} does not pin all of {', '.join(COMPILER)}")
+    wanted = Path("compiler.txt")
+    wanted.write_text("\n".join(chosen) + "\n")
+    pip("--no-deps", "--require-hashes", "-r", str(wanted))
 
 
 def name_the_cpu_build() -> None:
@@ -87,12 +106,10 @@ def main() -> None:
     flavour = os.environ["FLAVOUR"]
     if flavour not in ENGINE:
         sys.exit(f"FLAVOUR={flavour}: there is cpu and gpu")
-    if sys.argv[1] == "engine":
-        engine(flavour)
-    elif sys.argv[1] == "strip":
-        strip(flavour)
-    else:
+    if sys.argv[1] == "appliance":
         appliance()
+    else:
+        {"engine": engine, "compiler": compiler}[sys.argv[1]](flavour)
 
 
 if __name__ == "__main__":

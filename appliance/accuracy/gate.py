@@ -10,6 +10,7 @@ from appliance.accuracy.paired import compare
 from appliance.accuracy.run import Pinned, Server, read_run, run_task, same_items
 from appliance.accuracy.tasks import read_task
 from appliance.errors import CheckFailed
+from preflight.counted import counted
 
 
 def require_accuracy(
@@ -39,7 +40,7 @@ def require_accuracy(
     low, high = found.interval
     sentence = (
         f"{frozen.name}: {found.a:.3f} -> {found.b:.3f}, {found.difference:+.3f} "
-        f"[{low:+.3f}, {high:+.3f}] over {found.items} items"
+        f"[{low:+.3f}, {high:+.3f}] over {counted(found.items, 'item')}"
     )
     if not found.not_inferior(margin):
         raise CheckFailed(

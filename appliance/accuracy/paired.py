@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from appliance.errors import UsageError
+from preflight.counted import counted
 
 RESAMPLES = 4000
 CONFIDENCE = 0.95
@@ -58,11 +59,14 @@ def compare(
     if set(a) != set(b):
         missing = sorted(set(a) ^ set(b))
         raise UsageError(
-            f"{len(missing)} items were answered by one of the two only, such as {missing[0]!r}",
+            f"{counted(len(missing), 'item')} answered by one of the two only, such as "
+            f"{missing[0]!r}",
             fix="finish both runs (accuracy run continues where it stopped)",
         )
     if len(a) < 2:
-        raise UsageError(f"{len(a)} items say nothing about a difference", fix="two or more items")
+        raise UsageError(
+            f"no difference can be seen in {counted(len(a), 'item')}", fix="two or more items"
+        )
     ids = sorted(a)
     of = {i: groups[i] if groups is not None else i for i in ids}
     sums = _by_group(ids, of, {i: b[i] - a[i] for i in ids})

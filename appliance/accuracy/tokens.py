@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from appliance.accuracy.paired import bootstrap
+from preflight.counted import counted
 
 TOP = 20
 EDGES = (0, 1, 4, 16, 64, 256)  # of the ranges of positions that are told apart
@@ -93,8 +94,9 @@ def token_lines(found: TokenLevel) -> Iterator[str]:
     low, high = found.divergence_interval or (math.nan, math.nan)
     least, most = found.same_top_interval or (math.nan, math.nan)
     yield (
-        f"token by token, {found.positions:,} positions of {found.items} items: divergence at "
-        f"least {found.divergence:.5f} nats [{low:.5f}, {high:.5f}], the same token first at "
+        f"token by token, {counted(found.positions, 'position')} of "
+        f"{counted(found.items, 'item')}: divergence at least "
+        f"{found.divergence:.5f} nats [{low:.5f}, {high:.5f}], the same token first at "
         f"{found.same_top:.2%} [{least:.2%}, {most:.2%}]"
     )
     for row in found.ranges:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from appliance.bench.level import LOOKS, Level
 from appliance.bench.steady import Unsteady, unsteadiness
 from appliance.errors import UsageError
+from preflight.counted import counted
 
 ROUGH_TURNS = 40
 MANY_STREAMS, SWEEP_SHARE = 32, 0.4  # from so many streams on, this share of a linear sweep
@@ -90,7 +91,8 @@ def search(goal: Goal) -> Search:
     """Yields what to run next, is sent the speeds (tokens per second), returns the capacity."""
     if goal.target <= 0 or goal.headroom < 1 or goal.most_streams < 1:
         raise UsageError(
-            f"target {goal.target:g}, headroom {goal.headroom:g}, {goal.most_streams} streams",
+            f"target {goal.target:g}, headroom {goal.headroom:g}, "
+            f"{counted(goal.most_streams, 'stream')}",
             fix="a target above 0, a headroom of 1 or more, at least one stream",
         )
     known = _Known(goal)
@@ -175,7 +177,7 @@ def _block(known: _Known, streams: int, turns: int) -> Generator[Ask, Sequence[f
     speeds = yield ask
     if not speeds:
         raise UsageError(
-            f"none of {turns} turns at {streams} streams could be measured",
+            f"none of {counted(turns, 'turn')} at {counted(streams, 'stream')} could be measured",
             fix="look at the errors counted in the samples",
         )
     known.levels.setdefault(streams, Level(streams, known.goal.threshold)).add(speeds)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from appliance.bench.ratio import Ratio, median_ratio, p5_ratio
 from appliance.bench.record import Record, Stamp
 from appliance.errors import UsageError
+from preflight.counted import counted
 
 SAME = ("seed", "think", "shape", "trace_sha256", "text_sha256", "request")
 
@@ -56,7 +57,7 @@ def compare_lines(a: Record, b: Record) -> Iterator[str]:
             low, high = (100 * (edge - 1) for edge in ratio.interval)
             verdict = ("slower" if ratio.value < 1 else "faster") if ratio.changed else "no change"
             yield (
-                f"{change.streams} streams, {name}: {100 * (ratio.value - 1):+.1f} % "
+                f"{counted(change.streams, 'stream')}, {name}: {100 * (ratio.value - 1):+.1f} % "
                 f"[{low:+.1f}, {high:+.1f}] {verdict} "
                 f"({change.turns[0]} and {change.turns[1]} turns)"
             )

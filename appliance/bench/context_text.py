@@ -9,6 +9,7 @@ from appliance.bench.bounds import quantile
 from appliance.bench.context_report import PrefixCheck, at_lengths, beside, cached, prefix_check
 from appliance.bench.record import Record
 from appliance.bench.samples import problems
+from preflight.counted import counted
 
 
 def context_lines(record: Record) -> Iterator[str]:
@@ -34,9 +35,10 @@ def context_lines(record: Record) -> Iterator[str]:
     for line in cached(record):
         share = "?" if line.cached_share is None else f"{line.cached_share:.1%}"
         yield (
-            f"cached prefix of {_or(line.input_tokens, 0, ',.0f')} tokens, {line.users} users: "
-            f"first token p95 {_or(line.first_token_p95, 0, '.3f')} s, {share} from the cache "
-            f"({line.turns} turns)"
+            f"cached prefix of {_or(line.input_tokens, 0, ',.0f')} tokens, "
+            f"{counted(line.users, 'user')}: first token p95 "
+            f"{_or(line.first_token_p95, 0, '.3f')} s, {share} from the cache "
+            f"({counted(line.turns, 'turn')})"
         )
     kept = [sample for samples in record.samples.values() for sample in samples]
     for name, count in problems(kept).items():
@@ -62,7 +64,8 @@ def _speeds(speeds: Sequence[float]) -> str:
     if not speeds:
         return "no turn could be measured"
     return (
-        f"median {statistics.median(speeds):.1f}, p5 {quantile(speeds):.1f} ({len(speeds)} turns)"
+        f"median {statistics.median(speeds):.1f}, p5 {quantile(speeds):.1f} "
+        f"({counted(len(speeds), 'turn')})"
     )
 
 

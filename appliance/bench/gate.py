@@ -19,6 +19,7 @@ from appliance.bench.record import Record
 from appliance.bench.report import report
 from appliance.bench.traces import read_trace, source
 from appliance.errors import CheckFailed, UsageError
+from preflight.counted import counted
 
 MARGIN = 0.05
 LOOKS = 4
@@ -101,7 +102,8 @@ def _one(old: Record, new: Record, target: Target, streams: int, margin: float) 
 
 def _sentence(streams: int, ratio: Ratio) -> str:
     low, high = (f"{100 * (edge - 1):+.1f}" for edge in ratio.interval)
-    return f"p5 of {streams} streams changed by {100 * (ratio.value - 1):+.1f} % [{low}, {high}]"
+    change = f"{100 * (ratio.value - 1):+.1f} % [{low}, {high}]"
+    return f"p5 of {counted(streams, 'stream')} changed by {change}"
 
 
 def _speeds(record: Record, streams: int) -> list[float]:

@@ -16,6 +16,7 @@ from appliance.bench.samples import Role, Sample
 from appliance.bench.text import CHARACTERS_PER_TOKEN, text
 from appliance.bench.turns import Session, Turn
 from appliance.errors import ServeError
+from preflight.counted import counted
 
 AFTER_ERROR_SECONDS = 0.2
 
@@ -62,11 +63,12 @@ class Load:
 
     def run(self, asked: Ask) -> list[float]:
         """Speeds of the turns that count (tokens per second); those that cannot be said are out."""
-        counted = [s for s in asyncio.run(self._block(asked)) if s.role == "counted"]
-        if counted and all(s.error is not None for s in counted):
-            names = ", ".join(sorted({f"{s.error}: {s.detail}" for s in counted}))
-            raise ServeError(f"all {len(counted)} turns at {asked.streams} streams failed: {names}")
-        return [s.speed for s in counted if s.speed is not None]
+        turns = [s for s in asyncio.run(self._block(asked)) if s.role == "counted"]
+        if turns and all(s.error is not None for s in turns):
+            names = ", ".join(sorted({f"{s.error}: {s.detail}" for s in turns}))
+            streams = counted(asked.streams, "stream")
+            raise ServeError(f"all of {counted(len(turns), 'turn')} at {streams} failed: {names}")
+        return [s.speed for s in turns if s.speed is not None]
 
     async def _block(self, asked: Ask) -> list[Sample]:
         samples: list[Sample] = []

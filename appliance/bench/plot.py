@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from appliance.bench.table import Row
+from preflight.counted import counted
 
 CELLS = 48
 WIDTH, HEIGHT, EDGE = 640, 360, 48
@@ -37,7 +38,7 @@ def plot_svg(rows: Sequence[Row], threshold: float) -> str:
         points = " ".join(f"{x(n):.1f},{y(v):.1f}" for n, v in values)
         dots = "".join(
             f'<circle cx="{x(n):.1f}" cy="{y(v):.1f}" r="3" fill="{color}">'
-            f"<title>{n} streams: {v:.1f}</title></circle>"
+            f"<title>{counted(n, 'stream')}: {v:.1f}</title></circle>"
             for n, v in values
         )
         return f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>{dots}'

@@ -13,6 +13,7 @@ from appliance.bench.level import LOOK_CONFIDENCE
 from appliance.bench.measure import replay
 from appliance.bench.record import FEWEST_STARTS, Block, Record
 from appliance.bench.samples import Sample, problems
+from preflight.counted import counted
 
 
 @dataclass(frozen=True)
@@ -159,8 +160,9 @@ def _answer_lines(found: Report, target: float, headroom: float) -> Iterator[str
     known = [c for c in found.capacities if c is not None]
     each = ", ".join(str(c.streams) for c in known)
     more = " or more: the limit was reached" if all(c.at_limit for c in known) else ""
+    hold = "holds" if found.streams == 1 and not more else "hold"
     yield (
-        f"{found.streams} streams{more} hold p5 >= {target:g} x {headroom:g} = "
+        f"{counted(found.streams, 'stream')}{more} {hold} p5 >= {target:g} x {headroom:g} = "
         f"{target * headroom:g} tokens per second (by start: {each})"
     )
     if not all(c.sure for c in known):

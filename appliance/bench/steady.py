@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from appliance.bench.level import Level
+from preflight.counted import counted
 
 SMALLEST_CHANGE = 0.03  # of the speed; less is not worth a word
 Z = 3.29  # two-sided 0.1 %: a study makes several such comparisons
@@ -32,13 +33,11 @@ class Unsteady:
     change: float
 
     def __str__(self) -> str:
+        streams = counted(self.streams, "stream")
         if self.kind == "drift":
             way = "slower" if self.change < 0 else "faster"
-            return f"the machine drifts: {self.streams} streams ended {abs(self.change):.1%} {way}"
-        return (
-            f"the machine is noisy: at {self.streams} streams equal runs "
-            f"scatter by {self.change:.1%}"
-        )
+            return f"the machine drifts: {streams} ended {abs(self.change):.1%} {way}"
+        return f"the machine is noisy: at {streams} equal runs scatter by {self.change:.1%}"
 
 
 def unsteadiness(levels: Iterable[Level]) -> Iterator[Unsteady]:

@@ -27,7 +27,8 @@ def run(
     seed: Annotated[int, typer.Option(help="Another subset for another number.")] = 1,
     sha256: Annotated[str | None, typer.Option(help="The file must have this checksum.")] = None,
     url: Annotated[
-        str | None, typer.Option(help="Another OpenAI-compatible server, up to /v1.", metavar="URL")
+        str | None,
+        typer.Option("--url", help="Another OpenAI-compatible server, up to /v1.", metavar="URL"),
     ] = None,
     model: Annotated[str | None, typer.Option(help="The model's name there.")] = None,
     key_file: Annotated[Path | None, typer.Option(help="File with its API key.")] = None,
@@ -53,8 +54,9 @@ def run(
     frozen = read_task(task, count=count, seed=seed, expected_sha256=sha256)
     effect = smallest_effect(len(frozen.items), share(discordant))
     render.say(
-        f"{len(frozen.items)} items of {frozen.name} (sha256 {frozen.sha256[:16]}): a difference "
-        f"of {effect:.3f} shows in 4 of 5 cases if {discordant} of the items differ"
+        f"{render.counted(len(frozen.items), 'item')} of {frozen.name} "
+        f"(sha256 {frozen.sha256[:16]}): a difference of {effect:.3f} shows in "
+        f"4 of 5 cases if {discordant} of the items differ"
     )
     found = find(url, model, key_file, ignore_eos=False)
     pinned = Pinned.of(
@@ -66,7 +68,7 @@ def run(
         chat_template_sha256=found.chat_template_sha256,
     )
     server = Server(found.endpoint.url, found.endpoint.key)
-    with render.Progress(f"asking {len(frozen.items)} items") as progress:
+    with render.Progress(f"asking {render.counted(len(frozen.items), 'item')}") as progress:
         scores = run_task(out, frozen, pinned, server, sys.executable, streams, progress.advance)
     render.data(f"{sum(scores.values()) / len(scores):.3f}")
 
@@ -98,7 +100,8 @@ def compare(
         exact = "" if found.p_value is None else f", McNemar p = {found.p_value:.3f}"
         render.data(
             f"{found.a:.3f} -> {found.b:.3f}: {found.difference:+.3f} [{low:+.3f}, {high:+.3f}] "
-            f"over {found.items} items; only A right {found.only_a}, only B {found.only_b}{exact}"
+            f"over {render.counted(found.items, 'item')}; only A right {found.only_a}, "
+            f"only B {found.only_b}{exact}"
         )
         if tokens is not None:
             render.lines(token_lines(tokens))

@@ -82,7 +82,7 @@ def record(
     try:
         asyncio.run(proxy.serve(port, ready))
     finally:
-        render.say(f"{recorder.lines} requests kept")
+        render.say(f"{render.counted(recorder.lines, 'request')} kept")
         if recorder.without_usage:
             render.say(
                 f"{recorder.without_usage} of them without token counts, which --trace refuses: "

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder of the record.", metavar="DIR")]
 RecordPath = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a record.")]
+# Named, as whatever has its own name for metavar: some releases of typer would call it --URL.
 Url = Annotated[
-    str | None, typer.Option(help="Another OpenAI-compatible server, up to /v1.", metavar="URL")
+    str | None,
+    typer.Option("--url", help="Another OpenAI-compatible server, up to /v1.", metavar="URL"),
 ]
 Model = Annotated[str | None, typer.Option(help="The model's name there.", metavar="NAME")]
 KeyFile = Annotated[Path | None, typer.Option(help="File with its API key.", metavar="FILE")]

@@ -140,7 +140,8 @@ def simulate(
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Rows a step.", metavar="N")] = 4,
     seed: Annotated[
-        list[str] | None, typer.Option(help="Same seed, same draws (default 1).", metavar="SEED")
+        list[str] | None,
+        typer.Option("--seed", help="Same seed, same draws (default 1).", metavar="SEED"),
     ] = None,
     held_out: Annotated[
         bool,

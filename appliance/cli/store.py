@@ -194,9 +194,9 @@ def repack(
 def say_switch(done: Activation) -> None:
     render.say(f"current was {done.old or 'nothing'}, is {done.new}")
     if done.unseen:
+        hidden = render.counted(done.unseen, "process", "processes")
         render.say(
-            f"warning: {done.unseen} processes of other users may have the old release open: only "
-            "root can see"
+            f"warning: {hidden} of other users may have the old release open: only root can see"
         )
     render.data(done.new)
 

@@ -112,6 +112,8 @@ def home_rows(engine: Any) -> list[Row]:
     for rank in engine["ranks"] if engine is not None else ():
         name = f"rank {rank['rank']}"
         for home, held in rank["homes"].items():
+            if home == "slot" and not held["bytes"]:
+                continue  # the plan has no slots
             rows.append(
                 (
                     f"{name}, {home}",

@@ -20,8 +20,9 @@ from appliance.engine.addresses import AddressBook
 from appliance.engine.arena import Arena
 from appliance.engine.counters import Counters
 from appliance.engine.moves import CpuMoves, CudaMoves, Moves, Snapshot
+from appliance.plan.following import LayerSlots, Promotion
 from appliance.plan.model import CacheRules
-from appliance.plan.policy import Cache, LayerSlots, Promotion
+from appliance.plan.policy import Cache
 from appliance.plan.routing import heat_from_json
 
 LAG_STEPS = 2
@@ -91,8 +92,11 @@ class SlotCache:
         return Tally(list(zeros), list(zeros), list(zeros))
 
     @property
-    def frozen(self) -> bool:
-        return self.policy.rules.promotions_per_row == 0
+    def mode(self) -> str:
+        """What the slots do: nothing; or hold what following the traffic would, or the plan's."""
+        if self.policy.rules.promotions_per_row == 0:
+            return "frozen"
+        return "following" if self.policy.follows else "as planned"
 
     def start(self) -> None:
         """Traffic begins, from counters that are zero: what was counted before is forgotten."""
@@ -232,12 +236,14 @@ def open_cache(
                 block_bytes=arena.block_bytes(place.layer),
             )
         )
-    policy = Cache(layers, rules)
+    planned = {place.layer: place.slot_experts for place in arena.plan.layers}
+    policy = Cache(layers, rules, planned)
     policy.recall(learned)
     device = book.numbers.device
     moves: Moves = (
         CpuMoves()
         if device.type == "cpu"
-        else CudaMoves(device, 2 * len(book.experts), 2 * len(book.experts))
+        # At most the three addresses of every expert change in one step.
+        else CudaMoves(device, 2 * len(book.experts), 3 * len(book.experts))
     )
     return SlotCache(arena, book, counters, policy, moves)

@@ -128,8 +128,7 @@ class Exl3LinearMethod(compat.LinearMethodBase):
     def apply(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        outputs = [_multiply(x, part) for part in self.parts]
-        y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+        y = _multiply(x, self.parts)
         return y if bias is None else y + bias
 
 
@@ -155,45 +154,43 @@ def _slice(kind: str, tensor: torch.Tensor, part: Part) -> torch.Tensor:
             return tensor
 
 
-def _multiply(x: torch.Tensor, part: Part) -> torch.Tensor:
-    tensors = part.tensors
-    if "weight" in tensors:
-        y = torch.nn.functional.linear(x, tensors["weight"].to(x.dtype))
+def _multiply(x: torch.Tensor, parts: list[Part]) -> torch.Tensor:
+    """All parts' outputs side by side: matrices that agree in one call, other parts one by one."""
+    codebooks = {codebook_of(set(part.tensors)) for part in parts if "weight" not in part.tensors}
+    apart = len(codebooks) > 1 or any(
+        "weight" in p.tensors or p.output_size != p.columns[1] - p.columns[0] for p in parts
+    )
+    if apart and len(parts) > 1:
+        return torch.cat([_multiply(x, [part]) for part in parts], dim=-1)
+    if "weight" in parts[0].tensors:
+        y = torch.nn.functional.linear(x, parts[0].tensors["weight"].to(x.dtype))
     else:
-        skip = part.columns[0] % HADAMARD
-        columns = (skip, skip + part.columns[1] - part.columns[0])
+        tensors = [part.tensors[kind] for part in parts for kind in ("trellis", "suh", "svh")]
+        columns = [c - p.columns[0] + p.columns[0] % HADAMARD for p in parts for c in p.columns]
         # One opaque op on a GPU: a compiler cannot follow addresses. On a CPU it can follow torch.
         op = torch.ops.vllm.appliance_linear if x.is_cuda else _linear
-        y = op(
-            *(x, tensors["trellis"], tensors["suh"], tensors["svh"]),
-            *(codebook_of(set(tensors)), *columns),
-        )
-    short = part.output_size - y.shape[-1]
+        y = op(x, tensors, columns, codebooks.pop())
+    short = sum(part.output_size for part in parts) - y.shape[-1]
     return torch.nn.functional.pad(y, (0, short)) if short else y
 
 
 def _linear(
-    x: torch.Tensor,
-    trellis: torch.Tensor,
-    suh: torch.Tensor,
-    svh: torch.Tensor,
-    codebook: str,
-    start: int,
-    end: int,
+    x: torch.Tensor, tensors: list[torch.Tensor], columns: list[int], codebook: str
 ) -> torch.Tensor:
-    return ops.linear(x, trellis, suh, svh, codebook, (start, end))
+    """`ops.linear` in an op's types: trellis, suh, svh and start, end of each matrix in turn."""
+    matrices = [
+        ops.Matrix(trellis, suh, svh, codebook, (start, end))
+        for trellis, suh, svh, start, end in zip(
+            *(tensors[i::3] for i in range(3)), columns[::2], columns[1::2], strict=True
+        )
+    ]
+    return ops.linear(x, matrices)
 
 
 def _linear_fake(
-    x: torch.Tensor,
-    trellis: torch.Tensor,
-    suh: torch.Tensor,
-    svh: torch.Tensor,
-    codebook: str,
-    start: int,
-    end: int,
+    x: torch.Tensor, tensors: list[torch.Tensor], columns: list[int], codebook: str
 ) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], end - start))
+    return x.new_empty((*x.shape[:-1], sum(columns[1::2]) - sum(columns[::2])))
 
 
 compat.register_op("appliance_linear", _linear, _linear_fake)

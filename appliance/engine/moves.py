@@ -44,9 +44,10 @@ class CudaMoves:
     """Through pinned buffers, each used again only when what was read from it has been read."""
 
     def __init__(self, device: torch.device, counts: int, most_changes: int) -> None:
+        """`counts`: numbers in a snapshot; `most_changes`: of one call of `point`."""
         self._device = device
         self._counts = [_pinned((counts,)) for _ in range(RING)]
-        self._changes = [_pinned((2, most_changes)) for _ in range(RING)]
+        self._changes = [_pinned((2 * most_changes,)) for _ in range(RING)]
         self._free = [torch.cuda.Event() for _ in range(RING)]
         self._taken = self._written = 0
 
@@ -67,11 +68,12 @@ class CudaMoves:
         turn = self._written % RING
         self._written += 1
         self._free[turn].synchronize()
-        staged, count = self._changes[turn], len(changes)
-        staged[:, :count] = torch.tensor([list(changes), list(changes.values())], device="cpu")
+        # What changed and no more: the rest of the buffer stays where it is.
+        staged, count = self._changes[turn][: 2 * len(changes)], len(changes)
+        staged.copy_(torch.tensor([*changes, *changes.values()], device="cpu"))
         there = staged.to(self._device, non_blocking=True)
         self._free[turn].record()
-        numbers.index_copy_(0, there[0, :count], there[1, :count])
+        numbers.index_copy_(0, there[:count], there[count:])
 
 
 def _pinned(shape: tuple[int, ...]) -> torch.Tensor:

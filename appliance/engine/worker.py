@@ -58,11 +58,7 @@ class Worker(compat.platform_worker()):  # type: ignore[misc]  # vLLM's class of
                 for layer, row in layers.items()
             },
             "promotions": 0 if current.cache is None else current.cache.tally.promotions,
-            "cache": None
-            if current.cache is None
-            else "frozen"
-            if current.cache.frozen
-            else "adapting",
+            "cache": None if current.cache is None else current.cache.mode,
             "picks_not_here": current.counters.picks_not_here,
             "host_pages": None if host is None else host.page_kind,
         }

@@ -9,6 +9,7 @@ from typing import Literal
 from appliance.errors import PlanError, UsageError
 from appliance.plan.hardware import C2C_BYTES_PER_SECOND, recognise
 from appliance.plan.request import Policy
+from preflight.counted import counted
 from preflight.host import Gpu, Host, LinkRate
 
 # A kernel reads host memory at 0.925 of 55 GB/s on a trained PCIe 5.0 x16 link: 81 % of the
@@ -40,7 +41,9 @@ def choose_cards(host: Host, policy: Policy) -> tuple[Card, ...]:
     cards = _cpu_cards(host, policy) if device == "cpu" else _gpu_cards(host, policy)
     rates = policy.link_bytes_per_second
     if rates is not None and len(rates) != len(cards):
-        raise UsageError(f"{len(rates)} link rates are given for {len(cards)} ranks")
+        raise UsageError(
+            f"{counted(len(rates), 'link rate')} given for {counted(len(cards), 'rank')}"
+        )
     return cards
 
 
@@ -93,7 +96,8 @@ def _gpu_cards(host: Host, policy: Policy) -> tuple[Card, ...]:
                         fix="run appliance preflight, or plan with --device cpu")  # fmt: skip
     count = policy.tensor_parallel or len(host.gpus)
     if count > len(host.gpus) or not host.gpus:
-        raise PlanError(f"{max(count, 1)} GPUs are asked for and the host has {len(host.gpus)}",
+        asked = counted(max(count, 1), "GPU")
+        raise PlanError(f"{asked} asked for and the host has {len(host.gpus)}",
                         fix="ask for fewer, or plan with --device cpu")  # fmt: skip
     chosen = _nearest(host.gpus, count)
     return tuple(_gpu_card(rank, gpu, host, policy) for rank, gpu in enumerate(chosen))

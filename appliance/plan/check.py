@@ -7,6 +7,7 @@ from appliance.errors import PlanError
 from appliance.plan.budget import ON_HOST, RESIDENT, SLOTS
 from appliance.plan.model import LayerPlacement, Plan, RankPlan, expert_block_bytes
 from appliance.plan.split import owned_experts
+from preflight.counted import counted
 from preflight.host import Host
 
 
@@ -20,7 +21,8 @@ def check_plan(plan: Plan, host: Host, checkpoint: Checkpoint) -> None:
         )
     if len(plan.ranks) != plan.tensor_parallel:
         raise PlanError(
-            f"the plan says tensor parallel {plan.tensor_parallel} and has {len(plan.ranks)} ranks",
+            f"the plan says tensor parallel {plan.tensor_parallel} and has "
+            f"{counted(len(plan.ranks), 'rank')}",
             fix="make the plan again",
         )
     for rank in plan.ranks:
@@ -97,7 +99,7 @@ def _check_homes(plan: Plan, rank: RankPlan, layer: MoeLayer, placement: LayerPl
     slots = placement.slot_experts
     if not slots <= host or len(slots) > placement.cache_slots:
         raise PlanError(
-            f"rank {rank.rank}, layer {layer.index}: {len(slots)} experts start in "
-            f"{placement.cache_slots} slots and each needs its copy on the host",
+            f"rank {rank.rank}, layer {layer.index}: {counted(len(slots), 'expert')} to start "
+            f"in {counted(placement.cache_slots, 'slot')}, and each needs its copy on the host",
             fix="make the plan again",
         )

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
+from appliance.plan.following import LayerSlots
 from appliance.plan.model import CacheRules
 from appliance.plan.placement import Homes
-from appliance.plan.policy import Cache, LayerSlots
+from appliance.plan.policy import Cache
 from appliance.plan.promise import best_cold
 from appliance.plan.routing import Heat
 from appliance.plan.traffic import Row

@@ -18,10 +18,10 @@ STREAMS = (1, 2, 4, 6, 8)
 DENSE_RATE = (0.5, 0.7, 0.9)
 # Seconds a layer spends on launches, small kernels and, over ranks, two all-reduces:
 LAYER_SECONDS = (30e-6, 60e-6, 120e-6)
-# An EXL3 matrix beside the experts is made dense at each step: fp16 written and read again, in four
-# launches (expert_kernels.linear). Fitted to 32 layers on an H200, see 2026-11-29-traffic.md.
-DENSE_BYTES_PER_WEIGHT = 4
-LINEAR_SECONDS = 8e-6
+# EXL3 matrices beside the experts are bound by their decoding: one launch for those that share
+# inputs (two of attention's four). Fitted to 21 to 168 M weights on an H200 (h200-data-plane.md).
+LINEAR_WEIGHTS_PER_SECOND = 2.4e12
+LINEAR_SECONDS = 3.75e-6
 # Device work on experts where the curve is not from this card: the kernel is bound by its
 # decoding, not by memory, and was measured on an H200 only:
 OTHER_CARD = (0.6, 1.0, 1.8)
@@ -163,9 +163,10 @@ def _dense_seconds(demand: Demand, rank: RankPlan, model: GpuModel, edge: int) -
     """Seconds for what every step reads beside routed experts."""
     size = sum(i.size_bytes for i in rank.ledger if i.home == "device" and i.part in _EACH_STEP)
     count, weights = demand.linears
-    size += DENSE_BYTES_PER_WEIGHT * weights // demand.ranks
+    other = OTHER_CARD[edge] if demand.curve == H200 else 1.0
+    linears = count * LINEAR_SECONDS + weights / demand.ranks / LINEAR_WEIGHTS_PER_SECOND * other
     rate = model.memory_bytes_per_second * DENSE_RATE[2 - edge]
-    return size / rate + count * LINEAR_SECONDS
+    return size / rate + linears
 
 
 def _speed(step: StepSeconds) -> Range:

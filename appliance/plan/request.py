@@ -75,9 +75,12 @@ class Policy:
             if not (math.isfinite(rate) and rate > 0):
                 raise UsageError(f"a link of {rate} bytes per second is not a link")
         if self.conversations is not None and self.conversations < self.streams:
+            from preflight.counted import counted  # not loaded for every command's options
+
             raise UsageError(
-                f"{self.conversations} conversations cannot feed {self.streams} streams",
-                fix=f"ask for at least {self.streams} conversations or fewer streams",
+                f"{counted(self.conversations, 'conversation')} cannot feed "
+                f"{counted(self.streams, 'stream')}",
+                fix=f"ask for at least {counted(self.streams, 'conversation')} or fewer streams",
             )
 
     @property

@@ -60,7 +60,7 @@ def _refuse_short_node(host: Host, ranks: Sequence[RankPlan]) -> None:
         if node.memory_free_bytes is not None and need > node.memory_free_bytes:
             raise DoesNotFit(
                 f"memory node {node.index} has {node.memory_free_bytes / GIB:.2f} GiB free and the "
-                f"experts of {len(mine)} card(s) beside it take {need / GIB:.2f} GiB",
+                f"experts of {counted(len(mine), 'card')} beside it take {need / GIB:.2f} GiB",
                 fix="free memory on that node, or give those cards fewer host experts",
             )
 

@@ -21,6 +21,7 @@ from appliance.plan.outlook import Range, StreamPrediction
 from appliance.plan.planner import plan
 from appliance.plan.request import Policy
 from appliance.plan.routing import Heat
+from preflight.counted import counted
 from preflight.host import Gpu, Host, NumaNode
 
 # FACTS section 1: a person's agent is decoding 7.1 % of the time, and at most 1 % of the time may
@@ -184,7 +185,7 @@ def changes(
             if shorter >= 1024:
                 yield f"a context of {shorter:,}", checkpoint, replace(ask, context_tokens=shorter)
     if (users := _users_that_fit(checkpoint, ask, heat)) is not None:
-        yield f"{users} users at once", checkpoint, replace(ask, users=users)
+        yield f"{counted(users, 'user')} at once", checkpoint, replace(ask, users=users)
     if not ask.expert_parallel and ask.count > 1:
         yield "whole experts on each card", checkpoint, replace(ask, expert_parallel=True)
     for count in (ask.count + 1, 2 * ask.count, 4 * ask.count):

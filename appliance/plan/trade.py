@@ -12,6 +12,7 @@ from appliance.plan.model import Plan
 from appliance.plan.planner import plan
 from appliance.plan.request import Policy
 from appliance.plan.routing import Heat
+from preflight.counted import counted
 from preflight.host import Host
 
 
@@ -45,7 +46,7 @@ def _splits(asked: Plan, policy: Policy) -> Iterator[tuple[str, Policy]]:
         yield "KV cache in fp8", replace(policy, kv_dtype="fp8")
     slots = max(place.cache_slots for place in asked.ranks[0].layers)
     for number in sorted({0, slots // 2, 2 * slots} - {slots}):
-        yield f"{number} slots a layer", replace(policy, cache_slots=number)
+        yield f"{counted(number, 'slot')} a layer", replace(policy, cache_slots=number)
 
 
 def _row(words: str, made: Plan, streams: int) -> str:

@@ -8,6 +8,7 @@ from appliance.errors import ServeError
 from appliance.serve.client import Client
 from appliance.serve.keys import first_key
 from appliance.serve.state import SERVING, Files, read_state
+from preflight.counted import counted
 
 TICK_SECONDS = 0.2
 
@@ -26,7 +27,7 @@ def drain(files: Files, limit_seconds: float) -> bool:
     while in_flight:
         if time.monotonic() > deadline:
             raise ServeError(
-                f"{in_flight} requests were still running after {limit_seconds:.0f} s",
+                f"{counted(in_flight, 'request')} still running after {limit_seconds:.0f} s",
                 fix="try again later, or raise APPLIANCE_DRAIN_SECONDS",
             )
         time.sleep(TICK_SECONDS)

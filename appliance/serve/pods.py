@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from preflight.counted import counted
+
 Json = Mapping[str, Any]
 RECORD = "APPLIANCE_RECORD"
 UNPULLED = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
@@ -118,9 +120,10 @@ def _judged(pod: Json, container: Json) -> tuple[str, str | None, str | None]:
     if reason == "CrashLoopBackOff":
         last = (container.get("lastState") or {}).get("terminated") or {}
         code = last.get("exitCode")
+        ended = counted(container.get("restartCount", 0), "time")
         return (
             "failed",
-            f"it ended {container.get('restartCount', 0)} times, last with exit code {code}",
+            f"it ended {ended}, last with exit code {code}",
             "kubectl logs --previous says why; settings.holdOnFailure=true holds it",
         )
     if container.get("ready"):

@@ -19,6 +19,7 @@ from appliance.serve.run import TICK_SECONDS, Run, Stopped, StopRequest, first_s
 from appliance.serve.spec import REMOVED_VARIABLES, ServeSpec
 from appliance.serve.state import SERVING, State, make_folder, only_supervisor
 from appliance.serve.tls import ready_certificate
+from preflight.counted import counted
 
 # From SIGTERM to SIGKILL: when nothing is in flight any more; when nobody waits for anything.
 END_SECONDS = 30.0  # vLLM takes 17 s on a busy machine of two cores
@@ -126,12 +127,13 @@ def _wait_healthy(run: Run, client: Client) -> None:
 
 def _admitted(run: Run, proof: Proof) -> None:
     seconds = round(time.monotonic() - run.started, 1)
-    placed = f"{proof.samples} sampled experts on {proof.ranks} rank(s) agree with the checkpoint"
+    sampled, ranks = counted(proof.samples, "sampled expert"), counted(proof.ranks, "rank")
+    placed = f"{sampled} on {ranks} agree with the checkpoint"
     if proof.answers is None:
         words = f"the checkpoint ships no known answers; {placed}"
         run.become("unproved", words, ready_after_seconds=seconds)
     else:
-        words = f"{placed}; {proof.answers} known answers are right"
+        words = f"{placed}; {counted(proof.answers, 'known answer')} right"
         run.become("ready", words, ready_after_seconds=seconds)
 
 
@@ -146,7 +148,7 @@ def _drain(run: Run) -> bool:
     in_flight = None
     try:
         in_flight = client.post("/gateway/drain")["in_flight"]
-        run.become("draining", f"{in_flight} requests in flight")
+        run.become("draining", f"{counted(in_flight, 'request')} in flight")
         while in_flight and time.monotonic() < deadline and run.stop.count < 2:
             time.sleep(TICK_SECONDS)
             in_flight = client.get("/gateway/state")["in_flight"]
@@ -158,9 +160,9 @@ def _drain(run: Run) -> bool:
         return False
     words = "every accepted request finished"
     if in_flight:
-        words = f"{in_flight} requests were cut after {run.spec.drain_seconds:.0f} s"
+        words = f"{counted(in_flight, 'request')} cut after {run.spec.drain_seconds:.0f} s"
         if run.stop.count > 1:
-            words = f"{in_flight} requests were cut: asked to stop at once"
+            words = f"{counted(in_flight, 'request')} cut: asked to stop at once"
     run.become("stopping", words)
     return not in_flight
 

@@ -18,6 +18,7 @@ from appliance.errors import ServeError, UsageError
 from appliance.serve import kubernetes
 from appliance.upgrade.away import Seen
 from appliance.upgrade.book import Deployment
+from preflight.counted import counted
 
 HELM_SECONDS = 300.0
 KEPT_REVISIONS = 100
@@ -96,7 +97,9 @@ class Helm:
         deadline = time.monotonic() + self.grace_seconds
         while left := kubernetes.pods_left(self.release):
             if time.monotonic() > deadline:
-                raise ServeError(f"{left} pod(s) still end after {self.grace_seconds:.0f} s")
+                raise ServeError(
+                    f"{counted(left, 'pod')} still ending after {self.grace_seconds:.0f} s"
+                )
             time.sleep(TICK_SECONDS)
 
     def prove(self) -> None:

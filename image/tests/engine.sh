@@ -1,12 +1,16 @@
 #!/bin/bash
-# A Docker engine of our own for the image's tests, ended by its pid file: engine.sh start|stop FOLDER
+# A Docker engine of our own for the image's tests, ended by its pid file:
+# engine.sh start|stop FOLDER [bridge]. Without a bridge it changes nothing of the host's network:
+# images are then built with --network host, and containers have none.
 # Uses the tools of the folder of real inputs (MOE_APPLIANCE_SHARED): the engine's packages, a base
 # image without a registry, limits clamped to ours, two fake cards.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 tools=${MOE_APPLIANCE_SHARED:-$root/../shared}/tools
 folder=${2:?engine.sh start|stop FOLDER}
+bridge=${3:-}
 socket=unix://$folder/docker.sock
+alone=(--bridge=none --iptables=false --ip6tables=false --ip-forward=false)
 
 start() {
     mkdir -p "$folder/hook"
@@ -17,15 +21,18 @@ start() {
     python3 -m pip download -q --no-deps -d "$folder/nvml" nvidia-nvml-dev
     python3 -m zipfile -e "$folder"/nvml/*.whl "$folder/nvml"
     gcc -shared -fPIC -o "$folder/libnvidia-ml.so.1" -I"$(dirname "$(find "$folder/nvml" -name nvml.h)")" "$tools/fake_nvml.c"
-    sysctl -n net.ipv4.ip_forward >"$folder/ip_forward"
-    iptables-save >"$folder/rules"
-    # Somebody else's engine may have the bridge: it is then theirs to remove.
-    ip link show docker0 >/dev/null 2>&1 && touch "$folder/bridge-was-there"
-    # With its bridge: ports are published and names resolve as everywhere else.
+    if [ "${bridge:-}" ]; then
+        # Ports are published and names resolve as everywhere else; `stop` puts back what was.
+        alone=()
+        sysctl -n net.ipv4.ip_forward >"$folder/ip_forward"
+        iptables-save >"$folder/rules"
+        # Somebody else's engine may have the bridge: it is then theirs to remove.
+        ip link show docker0 >/dev/null 2>&1 && touch "$folder/bridge-was-there"
+    fi
     FAKE_NVML_LIB=$folder/libnvidia-ml.so.1 FAKE_NVML_FILE=$tools/two-rtx-pro-6000.nvml.txt \
     PATH=$folder/hook:/usr/sbin:$PATH \
     setsid nohup dockerd --data-root "$folder/data" --exec-root "$folder/exec" --pidfile "$folder/dockerd.pid" \
-        -H "$socket" --add-runtime ci="$tools/runc-ci" --default-runtime ci >"$folder/dockerd.log" 2>&1 &
+        "${alone[@]}" -H "$socket" --add-runtime ci="$tools/runc-ci" --default-runtime ci >"$folder/dockerd.log" 2>&1 &
     echo $! >"$folder/pid"
     for _ in $(seq 1 150); do
         docker -H "$socket" info >/dev/null 2>&1 && return 0
@@ -43,10 +50,12 @@ stop() {
         kill -0 "$(cat "$folder/pid")" 2>/dev/null || break
         sleep 0.2
     done
-    # dockerd turns forwarding on, adds rules, and leaves both.
-    iptables-restore <"$folder/rules" || true
-    sysctl -qw net.ipv4.ip_forward="$(cat "$folder/ip_forward")" || true
-    [ -f "$folder/bridge-was-there" ] || ip link delete docker0 2>/dev/null || true
+    if [ -f "$folder/rules" ]; then
+        # dockerd turns forwarding on, adds rules, and leaves both.
+        iptables-restore <"$folder/rules" || true
+        sysctl -qw net.ipv4.ip_forward="$(cat "$folder/ip_forward")" || true
+        [ -f "$folder/bridge-was-there" ] || ip link delete docker0 2>/dev/null || true
+    fi
     rm -f "$folder/pid"
 }
 

@@ -2,6 +2,7 @@
 # What `make check-image` runs: build the image and test it for real, in a Docker engine of its own
 # that is ended afterwards. As root; needs MOE_APPLIANCE_SHARED or the folder beside the checkout.
 # `run.sh node` (`make check-node`): the chart's tests instead, on a Kubernetes node (node.sh).
+# `run.sh gpu` (`make check-gpu-image`): the gpu flavour instead (gpu.sh), leaving the network alone.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 here=$PWD
@@ -14,16 +15,23 @@ finish() {
 }
 trap finish EXIT
 
-MOE_APPLIANCE_SHARED=$shared image/tests/engine.sh start "$folder"
+export MOE_APPLIANCE_SHARED=$shared
+apt-get update -qq
+image/tests/engine.sh start "$folder" "$([ "${1:-}" = gpu ] || echo bridge)"
 export DOCKER_HOST=unix://$folder/docker.sock
 export APPLIANCE_DEMO_BASE_IMAGE=local/python:ci APPLIANCE_BASE_IMAGE=local/python:ci
 "$shared/tools/make-base-image.sh" local/python:ci
+
+if [ "${1:-}" = gpu ]; then
+    image/tests/gpu.sh "$folder"
+    exit
+fi
 
 if [ "${1:-}" = node ]; then
     docker compose build --quiet demo
     python3 -m pip install --quiet --no-deps --require-hashes --target "$folder/client" \
         -r constraints/cluster-client.txt
-    PYTHON=$here/.venv/bin/python MOE_APPLIANCE_SHARED=$shared image/tests/node.sh start "$folder"
+    PYTHON=$here/.venv/bin/python image/tests/node.sh start "$folder"
     export KUBECONFIG=$folder/node/kubeconfig PATH=$here/.venv/chart-tools/helm:$PATH
     PYTHONPATH=$folder/client .venv/bin/pytest -q -s image/tests/test_cluster.py
     exit
@@ -42,4 +50,4 @@ python3 -m pip install --quiet --no-deps --require-hashes --target "$folder/clie
 docker build -q -t local/prometheus --build-arg BASE_IMAGE=local/python:ci \
     - <image/tests/prometheus.Dockerfile
 PROMETHEUS_IMAGE=local/prometheus PYTHONPATH=$folder/client \
-    .venv/bin/pytest -q -s image/tests --ignore image/tests/test_cluster.py
+    .venv/bin/pytest -q -s image/tests --ignore image/tests/test_cluster.py --ignore image/tests/test_gpu_image.py

@@ -39,8 +39,9 @@ def inside(*command: str) -> str:
 @pytest.fixture(scope="module")
 def launched():
     """What the stub in place of the engine saw, and the log up to there."""
-    synth = ["docker", "run", "--rm", "-v", f"{PROJECT}_models:/models", "--entrypoint",
-             "appliance", "moe-appliance:cpu", "weights", "synth", "/models/current"]  # fmt: skip
+    image = os.environ.get("APPLIANCE_IMAGE", "moe-appliance:cpu")
+    synth = ["docker", "run", "--rm", "--network", "none", "-v", f"{PROJECT}_models:/models",
+             "--entrypoint", "appliance", image, "weights", "synth", "/models/current"]  # fmt: skip
     made = subprocess.run(synth, check=False, capture_output=True, text=True, timeout=120)
     assert made.returncode == 0, made.stderr
     # Plans count memory that is truly free, and building an image fills the page cache.

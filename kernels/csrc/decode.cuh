@@ -15,18 +15,13 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include "early.cuh"
 #include "experts.h"
 #include "stream.cuh"
 #include "sums.cuh"
 #include "units.cuh"
 
 namespace exl3 {
-
-__device__ __forceinline__ void wait_for_earlier_kernels() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 
 static __device__ void rotate_one(const ExpertsDecode& c, int pick, int projection, int block) {
     const int64_t id = id_at(c, pick);
@@ -48,31 +43,17 @@ static __device__ void rotate_one(const ExpertsDecode& c, int pick, int projecti
 static __global__ void __launch_bounds__(kThreads) rotate_inputs(const ExpertsDecode c) {
     // In this order: the main kernel must not start before what came before this one has ended.
     wait_for_earlier_kernels();
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
+    let_the_next_kernel_start();
+    const bool first = blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0;
+    Trace trace(c.blocks);
+    if (first) trace(c, 1);
     const int block = blockIdx.x * kWarps + (threadIdx.x >> 5);
     if (block < c.hidden / 128) rotate_one(c, blockIdx.y, blockIdx.z, block);
     if (blockIdx.x == 0 && blockIdx.z == 0 && threadIdx.x == 0 && c.picks != nullptr) {
         const int64_t id = id_at(c, blockIdx.y);
         if (id >= 0 && id < c.experts) atomicAdd(reinterpret_cast<unsigned long long*>(c.picks) + id, 1ull);
     }
-}
-
-template <int CODEBOOK, int GROUPS, int TILES, bool AHEAD, typename Ready, typename Next>
-__device__ __forceinline__ void walk_bits(
-    int bits8, const Walk& w, Ring& ring, float (&acc)[TILES][GROUPS][4], const Ready& ready, const Next& next) {
-    switch (bits8) {
-#define EXL3_CASE(B) \
-    case B: walk<B, CODEBOOK, GROUPS, TILES, AHEAD>(w, ring, acc, ready, next); break;
-        EXL3_CASE(8) EXL3_CASE(16) EXL3_CASE(24) EXL3_CASE(32)
-        EXL3_CASE(40) EXL3_CASE(48) EXL3_CASE(56) EXL3_CASE(64)
-        default:
-            if constexpr (CODEBOOK == kMul1) {
-                switch (bits8) { EXL3_CASE(12) EXL3_CASE(20) EXL3_CASE(28) }
-            }
-#undef EXL3_CASE
-    }
+    if (first) trace(c, 7);
 }
 
 // Blocks of an entry's rows of down's inputs that are done.
@@ -146,8 +127,9 @@ struct Layer {
 
     // Does the unit and returns the block's next ticket.
     static __device__ __forceinline__ int run(
-        const ExpertsDecode& c, Shared& s, const Unit& unit, char* memory, Ring& ring) {
+        const ExpertsDecode& c, Shared& s, int current, char* memory, Ring& ring, Trace& trace) {
         const Routing& r = s.routing;
+        const Unit unit = unit_of(c, r, current);
         const Control at(c.tokens * c.top_k, c.hidden, c.intermediate);
         const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
         const int blocks = c.intermediate / 128;
@@ -155,6 +137,7 @@ struct Layer {
         float acc[kTiles][GROUPS][4] = {};
         {
             const auto ready = [&] {
+                trace(c, 3, current);
                 if (!unit.down) {
                     wait_for_earlier_kernels();
                 } else {
@@ -162,6 +145,7 @@ struct Layer {
                         if (tries == 1 << 25) __trap();  // many seconds: an error, not a hang
                     __syncwarp();
                 }
+                trace(c, 4, current);
             };
             const auto next = [&](int bits8, const Walk** walk) {
                 ticket = claim(c, r, &s.claimed);
@@ -188,6 +172,7 @@ struct Layer {
             walk_bits<CODEBOOK, GROUPS, kTiles, kAhead>(
                 c.bits8[projection_of(unit, warp)], w, ring, acc, ready, next);
         }
+        trace(c, 5, current);
         __syncthreads();  // nobody reads the last result any more; without kAhead the rings become this one
         if (threadIdx.x == 0) atomicExch(&s.claimed, kUnclaimed);
         auto* result = reinterpret_cast<float*>(kAhead ? memory + kWarps * kRingBytes : memory);
@@ -212,6 +197,7 @@ struct Layer {
         } else {
             finish_gate_up(c, unit, at, result, order, expert, rows, &s.arrived);
         }
+        trace(c, 6, current);
         if constexpr (!kAhead) {
             ticket = claim(c, r, &s.claimed);
             __syncthreads();  // the result becomes the rings
@@ -291,8 +277,11 @@ __global__ void __launch_bounds__(kThreads, 2) routed_layer(const ExpertsDecode 
     extern __shared__ __align__(128) char memory[];
     __shared__ Shared s;
     const Routing& r = s.routing;
+    Trace trace(blockIdx.x);
+    trace(c, 1);
     if (threadIdx.x == 0) s.claimed = kUnclaimed;
     route(c, s.routing);
+    trace(c, 2);
     if (blockIdx.x == 0 && threadIdx.x == 0 && c.reads != nullptr) {
         const int64_t weights = static_cast<int64_t>(c.hidden) * c.intermediate / 64;
         const int64_t bytes = weights * (c.bits8[0] + c.bits8[1] + c.bits8[2]);
@@ -305,13 +294,18 @@ __global__ void __launch_bounds__(kThreads, 2) routed_layer(const ExpertsDecode 
     if (threadIdx.x == 0) s.claimed = kUnclaimed;
     __syncthreads();
     while (ticket != kNoUnit)
-        ticket = Layer<CODEBOOK, GROUPS>::run(c, s, unit_of(c, r, ticket), memory, ring);
+        ticket = Layer<CODEBOOK, GROUPS>::run(c, s, ticket, memory, ring, trace);
     if (r.entries == 0)  // nothing to add: nobody will combine
         for (int block = blockIdx.x; block < c.hidden / 128; block += gridDim.x) combine(c, r, block);
     wait_for_earlier_kernels();
+    trace(c, 7);
     // The last block to leave puts control back to zero for the next call.
     const Control at(c.tokens * c.top_k, c.hidden, c.intermediate);
-    if (!last_to_arrive(c.control + Control::kExited, gridDim.x, &s.arrived)) return;
+    // Nothing has to be fenced: every count was waited for, and the end of the kernel shows the rest.
+    __syncthreads();
+    if (threadIdx.x == 0) s.arrived = atomicAdd(c.control + Control::kExited, 1);
+    __syncthreads();
+    if (s.arrived != static_cast<int>(gridDim.x) - 1) return;
     const int entries = r.entries;
     if (c.fill != nullptr)
         for (int i = threadIdx.x; i < entries; i += kThreads) mark_filled(c, r, i);
@@ -319,29 +313,16 @@ __global__ void __launch_bounds__(kThreads, 2) routed_layer(const ExpertsDecode 
     for (int i = threadIdx.x; i < entries * (c.intermediate / 128); i += kThreads) c.control[at.a + i] = 0;
     for (int i = threadIdx.x; i < entries * (c.hidden / 128); i += kThreads) c.control[at.b + i] = 0;
     for (int i = threadIdx.x; i < c.hidden / 128; i += kThreads) c.control[at.done + i] = 0;
-}
-
-// With `early_start` it starts while the kernel before it runs: it waits for that itself, where it must.
-template <typename Kernel>
-int launch_kernel(
-    Kernel kernel, dim3 grid, int shared_bytes, bool early_start, const ExpertsDecode& c, cudaStream_t stream) {
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = grid;
-    config.blockDim = dim3(kThreads);
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = early_start ? 1 : 0;
-    return cudaLaunchKernelEx(&config, kernel, c);
+    trace(c, 8);
 }
 
 template <int CODEBOOK, int GROUPS>
 int launch(const ExpertsDecode& c, cudaStream_t stream) {
     const int picks = c.tokens * c.top_k;
     const dim3 grid((c.hidden / 128 + kWarps - 1) / kWarps, picks, 2);
+    if (const cudaError_t e = cudaFuncSetAttribute(
+            rotate_inputs, cudaFuncAttributePreferredSharedMemoryCarveout, (c.overlap & 4) != 0 ? 100 : -1))
+        return e;
     if (const int e = launch_kernel(rotate_inputs, grid, 0, (c.overlap & 2) != 0, c, stream)) return e;
     const auto kernel = routed_layer<CODEBOOK, GROUPS>;
     const int bytes = Layer<CODEBOOK, GROUPS>::shared_bytes(c.ring_bytes);

@@ -29,6 +29,18 @@ EXL3_FN uint32_t funnel(uint32_t low, uint32_t high, int shift) {
 #endif
 }
 
+// 16 bits of v, from bit `from` in 0..16 up. A shift to the left is a multiplication, for which the GPU has
+// other units than for the rest here; the compiler would make it a shift to the right and a mask.
+EXL3_FN uint32_t sixteen(uint32_t v, int from) {
+    if (from == 0) return v & 0xFFFFu;
+#ifdef __CUDA_ARCH__
+    if (from < 16) asm("shl.b32 %0, %0, %1;" : "+r"(v) : "r"(16 - from));
+#else
+    v <<= 16 - from;
+#endif
+    return v >> 16;
+}
+
 // BITS8 = 8*K: the bits of one lane's eight weights (8, 12, 16, 20, 24, 28, 32, ..., 64), which is
 // also the number of uint32 words of a tile.
 template <int BITS8>
@@ -65,8 +77,7 @@ struct Lane {
         for (int j = 0; j < 8; ++j) {
             const int down = BITS8 - BITS8 * (j + 1) / 8;
             const int i = down >> 5, s = down & 31;
-            const uint32_t window = s + 16 <= 32 ? v[i] >> s : funnel(v[i], v[i + 1], s);
-            state[j] = window & 0xFFFFu;
+            state[j] = s + 16 <= 32 ? sixteen(v[i], s) : funnel(v[i], v[i + 1], s) & 0xFFFFu;
         }
     }
 };
@@ -75,7 +86,13 @@ struct Lane {
 template <int CODEBOOK>
 EXL3_FN uint32_t two_halves(uint32_t state) {
     const uint32_t x = CODEBOOK == kMcg ? state * 0xCBAC1FEDu : state * 89226354u + 64248484u;
+#ifdef __CUDA_ARCH__
+    uint32_t out;  // as one instruction, which the compiler would not do with two constants
+    asm("lop3.b32 %0, %1, %2, %3, 0x6A;" : "=r"(out) : "r"(x), "r"(0x8FFF8FFFu), "r"(0x3B603B60u));
+    return out;
+#else
     return (x & 0x8FFF8FFFu) ^ 0x3B603B60u;
+#endif
 }
 
 // mul1: the sum of the four bytes of this, plus 0x6400, which as a half is 1024 + sum.
@@ -101,8 +118,8 @@ __device__ __forceinline__ uint32_t two_values(uint32_t first, uint32_t second) 
         value = __hfma2(reinterpret_cast<const __half2&>(sums), scale, bias);
     } else {
         const uint32_t a = two_halves<CODEBOOK>(first), b = two_halves<CODEBOOK>(second);
-        const uint32_t low = __byte_perm(a, b, 0x5410), high = __byte_perm(a, b, 0x7632);
-        value = __hadd2(reinterpret_cast<const __half2&>(low), reinterpret_cast<const __half2&>(high));
+        const auto &x = reinterpret_cast<const __half2&>(a), &y = reinterpret_cast<const __half2&>(b);
+        value = __halves2half2(__hadd(__low2half(x), __high2half(x)), __hadd(__low2half(y), __high2half(y)));
     }
     return reinterpret_cast<const uint32_t&>(value);
 }

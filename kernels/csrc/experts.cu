@@ -9,6 +9,9 @@
 int experts_decode_3inst(const ExpertsDecode& call, cudaStream_t stream);
 int experts_decode_mcg(const ExpertsDecode& call, cudaStream_t stream);
 int experts_decode_mul1(const ExpertsDecode& call, cudaStream_t stream);
+int experts_linear_3inst(const ExpertsLinear& call, cudaStream_t stream);
+int experts_linear_mcg(const ExpertsLinear& call, cudaStream_t stream);
+int experts_linear_mul1(const ExpertsLinear& call, cudaStream_t stream);
 int reconstruct(const void* trellis, void* out, int k, int n, int bits8, int codebook, cudaStream_t stream);
 
 extern "C" int experts_abi(void) { return EXPERTS_ABI; }
@@ -37,6 +40,29 @@ extern "C" int experts_decode(const ExpertsDecode* call, void* stream) {
         case exl3::kThreeInst: return experts_decode_3inst(c, on);
         case exl3::kMcg: return experts_decode_mcg(c, on);
         case exl3::kMul1: return experts_decode_mul1(c, on);
+        default: return cudaErrorInvalidValue;
+    }
+}
+
+extern "C" int experts_linear(const ExpertsLinear* call, void* stream) {
+    const ExpertsLinear& c = *call;
+    if (c.rows < 1 || c.rows > 8 * c.groups || c.count < 1 || c.count > EXPERTS_MATRICES || c.k < 128 || c.k % 128 ||
+        c.split < 1)
+        return cudaErrorInvalidValue;
+    int blocks = 0;
+    for (int i = 0; i < c.count; ++i) {
+        const ExpertsMatrix& m = c.matrix[i];
+        if (m.n < 128 || m.n % 128 || m.skip < 0 || m.columns < 1 || m.skip + m.columns > m.n || m.at < 0 ||
+            m.at + m.columns > c.stride)
+            return cudaErrorInvalidValue;
+        blocks += m.n / 128;
+    }
+    if (blocks != c.blocks) return cudaErrorInvalidValue;
+    const auto on = static_cast<cudaStream_t>(stream);
+    switch (c.codebook) {
+        case exl3::kThreeInst: return experts_linear_3inst(c, on);
+        case exl3::kMcg: return experts_linear_mcg(c, on);
+        case exl3::kMul1: return experts_linear_mul1(c, on);
         default: return cudaErrorInvalidValue;
     }
 }

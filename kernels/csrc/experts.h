@@ -8,7 +8,7 @@ extern "C" {
 #endif
 
 // Changes whenever a struct or a function here does; expert_kernels.cuda checks it at load.
-#define EXPERTS_ABI 6
+#define EXPERTS_ABI 8
 
 enum { EXPERTS_FLOAT32 = 0, EXPERTS_FLOAT16 = 1, EXPERTS_BFLOAT16 = 2 };
 
@@ -29,6 +29,7 @@ typedef struct {
     int64_t* picks;              // [experts] counted up, or null
     int64_t* reads;              // [2]: bytes read from host homes, picks of an expert not here; or null
     int64_t* fill;               // [experts] where a touched expert is also stored, 0: nowhere; or null
+    int64_t* trace;              // [blocks + 1][EXPERTS_TRACE][3], zero: when a block did what; or null
     int32_t ids_are_64;
     int32_t dtype;
     int32_t tokens, top_k, experts, hidden, intermediate;
@@ -47,6 +48,12 @@ typedef struct {
                                  // 2: start rotating while the kernel before the call ends
     float swiglu_limit;          // <= 0: none
 } ExpertsDecode;
+
+// Records of a block's trace: globaltimer in ns, clocks of its multiprocessor, and what << 32 | the
+// unit's ticket: 1 the block began, 2 it knows the routing, 3 weights asked for, 4 inputs here, 5 the
+// first warp's products done, 6 the unit done, 7 the block has none left, 8 the last block ends. The last row is the
+// rotation's first block: 1 it began, 7 it ends.
+enum { EXPERTS_TRACE = 64 };
 
 // A group of picks of one routed layer, sorted by expert, around matrix products that others do.
 // Scratch holds the group's picks: row 0 is the group's first.
@@ -77,6 +84,29 @@ typedef struct {
     int32_t at, rows;
 } ExpertsPiece;
 
+// A few rows through up to EXPERTS_MATRICES matrices of the same k, outputs side by side.
+enum { EXPERTS_MATRICES = 4 };
+typedef struct {
+    const void *trellis, *suh, *svh;
+    int32_t n, bits8;
+    int32_t skip, columns;   // of its n outputs [skip, skip + columns) are wanted
+    int32_t at;              // and start here in a row of out
+} ExpertsMatrix;
+
+typedef struct {
+    ExpertsMatrix matrix[EXPERTS_MATRICES];
+    const void* x;           // [rows][k], dtype
+    void* out;               // [rows][stride], dtype
+    void* rotated;           // fp16 [count][rows][k]
+    float* partial;          // [rows][blocks][split][128], unused if split == 1
+    int32_t* arrived;        // [blocks]
+    int32_t count, rows, k, stride, dtype, codebook;
+    int32_t blocks;          // of 128 outputs, of all matrices
+    int32_t split;           // parts of k that different thread blocks work on
+    int32_t groups;          // of 8 rows: 1, 2 or 4
+    int32_t ring_bytes;      // of a warp, as stream.cuh has it for the device's architecture
+} ExpertsLinear;
+
 enum { EXPERTS_GATHER = 0, EXPERTS_ACTIVATE = 1, EXPERTS_ADD = 2 };
 
 int experts_abi(void);
@@ -95,6 +125,8 @@ int experts_reconstruct(
 int experts_reconstruct_expert(
     const void* const* trellis, void* const* out, int hidden, int intermediate, const int* bits8, int codebook,
     void* stream);
+
+int experts_linear(const ExpertsLinear* call, void* stream);
 
 // Around a product with one W_hat: x [rows][k] * suh, rotated, as fp16; and from the product y float32
 // [rows][n], rotated, * svh, columns [skip, skip + columns) to out [rows][stride].

@@ -26,31 +26,13 @@ struct Columns {
     int n, skip, columns, stride;
 };
 
-__device__ __forceinline__ void store1(void* base, int64_t at, int dtype, float v) {
-    if (dtype == EXPERTS_FLOAT32) {
-        static_cast<float*>(base)[at] = v;
-    } else if (dtype == EXPERTS_FLOAT16) {
-        static_cast<__half*>(base)[at] = __float2half_rn(v);
-    } else {
-        static_cast<__nv_bfloat16*>(base)[at] = __float2bfloat16_rn(v);
-    }
-}
-
 __global__ void rotate_out(const float* y, const __half* svh, void* out, Columns c, int dtype) {
     const int block = blockIdx.y * kLinearWarps + (threadIdx.x >> 5);
     if (block >= c.n / 128) return;
-    const int at = 128 * block + 4 * (threadIdx.x & 31);
-    float v[4], s[4];
-    load4(y, static_cast<int64_t>(blockIdx.x) * c.n + at, EXPERTS_FLOAT32, v);
-    load4(svh + at, s);
-    hadamard(v);
-    // Not four at once: a shard of a vocabulary may start anywhere.
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int column = at + i - c.skip;
-        if (column >= 0 && column < c.columns)
-            store1(out, static_cast<int64_t>(blockIdx.x) * c.stride + column, dtype, v[i] * s[i] * kInverseSqrt128);
-    }
+    const int64_t row = blockIdx.x;
+    float v[4];
+    load4(y, row * c.n + 128 * block + 4 * (threadIdx.x & 31), EXPERTS_FLOAT32, v);
+    store_columns(v, svh, block, out, row * c.stride, c.skip, c.columns, dtype);
 }
 
 dim3 linear_grid(int rows, int size) { return dim3(rows, (size / 128 + kLinearWarps - 1) / kLinearWarps); }

@@ -67,6 +67,31 @@ __device__ __forceinline__ void store4(void* base, int64_t at, int dtype, const 
     }
 }
 
+__device__ __forceinline__ void store1(void* base, int64_t at, int dtype, float v) {
+    if (dtype == EXPERTS_FLOAT32) {
+        static_cast<float*>(base)[at] = v;
+    } else if (dtype == EXPERTS_FLOAT16) {
+        static_cast<__half*>(base)[at] = __float2half_rn(v);
+    } else {
+        static_cast<__nv_bfloat16*>(base)[at] = __float2bfloat16_rn(v);
+    }
+}
+
+// 128 outputs of one row, still rotated, block `block` of a matrix: of its columns those from `skip` go
+// to out[at], out[at + 1], .. Not four at once: a shard of a vocabulary may start anywhere.
+__device__ __forceinline__ void store_columns(
+    float (&v)[4], const __half* svh, int block, void* out, int64_t at, int skip, int columns, int dtype) {
+    const int first = 128 * block + 4 * (threadIdx.x & 31);
+    float s[4];
+    load4(svh + first, s);
+    hadamard(v);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int column = first + i - skip;
+        if (column >= 0 && column < columns) store1(out, at + column, dtype, v[i] * s[i] * kInverseSqrt128);
+    }
+}
+
 // A row's 128 values as the main kernel reads them: within each 16 the order of mma.m16n8k16's B
 // operand (lane q of four owns k = 2q, 2q+1, 2q+8, 2q+9), so a fragment is one 8-byte read.
 __device__ __forceinline__ void store_fragments(__half* row, int block, const float (&v)[4]) {

@@ -155,4 +155,20 @@ __device__ __forceinline__ void walk(
     }
 }
 
+template <int CODEBOOK, int GROUPS, int TILES, bool AHEAD, typename Ready, typename Next>
+__device__ __forceinline__ void walk_bits(
+    int bits8, const Walk& w, Ring& ring, float (&acc)[TILES][GROUPS][4], const Ready& ready, const Next& next) {
+    switch (bits8) {
+#define EXL3_CASE(B) \
+    case B: walk<B, CODEBOOK, GROUPS, TILES, AHEAD>(w, ring, acc, ready, next); break;
+        EXL3_CASE(8) EXL3_CASE(16) EXL3_CASE(24) EXL3_CASE(32)
+        EXL3_CASE(40) EXL3_CASE(48) EXL3_CASE(56) EXL3_CASE(64)
+        default:
+            if constexpr (CODEBOOK == kMul1) {
+                switch (bits8) { EXL3_CASE(12) EXL3_CASE(20) EXL3_CASE(28) }
+            }
+#undef EXL3_CASE
+    }
+}
+
 }  // namespace exl3

@@ -12,6 +12,19 @@ struct Unit {
     int entry, block, part;  // block of 128 columns, part of k
 };
 
+// What the first thread of a block has to say of it, if anybody listens.
+struct Trace {
+    int row, records = 0;
+    __device__ __forceinline__ explicit Trace(int row) : row(row) {}
+    __device__ __forceinline__ void operator()(const ExpertsDecode& c, int what, int ticket = 0) {
+        if (c.trace == nullptr || threadIdx.x != 0 || records == EXPERTS_TRACE) return;
+        int64_t* to = c.trace + 3 * (static_cast<int64_t>(EXPERTS_TRACE) * row + records++);
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(to[0])::"memory");
+        to[1] = clock64();
+        to[2] = static_cast<int64_t>(what) << 32 | static_cast<uint32_t>(ticket);
+    }
+};
+
 // A ticket as one number, so that a block's warps can hand it on with single atomics.
 constexpr int kNoUnit = -1, kUnclaimed = -2, kBeingClaimed = -3, kHostTicket = 1 << 30;
 

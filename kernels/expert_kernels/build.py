@@ -25,6 +25,9 @@ LIBRARY = "libexpert_kernels.so"
 PREBUILT = (PACKAGE / LIBRARY, PACKAGE.parent / "build" / LIBRARY)
 CACHE = Path.home() / ".cache" / "moe-appliance" / "kernels"
 ARCHITECTURES = ("sm_90", "sm_120")
+# What is compiled for each: the matrix products of a warpgroup are sm_90a's alone, and every card
+# of compute capability 9.0 runs that code.
+_CODE = {"sm_90": "sm_90a"}
 _FLAGS = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC", "-cudart", "static")
 
 
@@ -54,8 +57,8 @@ def commands(nvcc: Path, folder: Path, architectures: Sequence[str]) -> list[lis
     """One compilation a source, then the link: what `compile_to` runs."""
     targets = [
         word
-        for name in architectures
-        for word in ("-gencode", f"arch=compute_{name[3:]},code={name}")
+        for code in (_CODE.get(name, name) for name in architectures)
+        for word in ("-gencode", f"arch=compute_{code[3:]},code={code}")
     ]
     mark = f'-DEXPERTS_SOURCE="{digest()}"'
     units = [path for path in source_files() if path.suffix == ".cu"]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from expert_kernels.lookup import RowTable
     from expert_kernels.ops import ExpertTable
 
-ABI = 6
+ABI = 8
 CODEBOOKS = {"3inst": 0, "mcg": 1, "mul1": 2}
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _P, _I, _L = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint64
@@ -46,6 +46,7 @@ class Decode(ctypes.Structure):
         ("picks", _P),
         ("reads", _P),
         ("fill", _P),
+        ("trace", _P),
         ("ids_are_64", _I),
         ("dtype", _I),
         ("tokens", _I),
@@ -66,6 +67,29 @@ class Decode(ctypes.Structure):
         ("weight_on_input", _I),
         ("overlap", _I),
         ("swiglu_limit", ctypes.c_float),
+    )
+
+
+MATRICES = 4  # of one launch: csrc/experts.h, EXPERTS_MATRICES
+
+
+class Matrix(ctypes.Structure):
+    """ExpertsMatrix of csrc/experts.h, field by field."""
+
+    _fields_ = (
+        *((name, _P) for name in ("trellis", "suh", "svh")),
+        *((name, _I) for name in ("n", "bits8", "skip", "columns", "at")),
+    )
+
+
+class Linear(ctypes.Structure):
+    """ExpertsLinear of csrc/experts.h, field by field."""
+
+    _fields_ = (
+        ("matrix", Matrix * MATRICES),
+        *((name, _P) for name in ("x", "out", "rotated", "partial", "arrived")),
+        *((name, _I) for name in ("count", "rows", "k", "stride", "dtype", "codebook")),
+        *((name, _I) for name in ("blocks", "split", "groups", "ring_bytes")),
     )
 
 
@@ -93,6 +117,7 @@ def library(architecture: str) -> ctypes.CDLL:
     lib.experts_error.restype = ctypes.c_char_p
     lib.experts_control_bytes.restype = ctypes.c_int64
     lib.experts_decode.argtypes = [ctypes.POINTER(Decode), _P]
+    lib.experts_linear.argtypes = [ctypes.POINTER(Linear), _P]
     lib.experts_reconstruct.argtypes = [_P, _P, *[ctypes.c_int] * 4, _P]
     lib.experts_reconstruct_expert.argtypes = [_P, _P, *[ctypes.c_int] * 2, _P, ctypes.c_int, _P]
     lib.experts_rotate_in.argtypes = [_P, _P, _P, *[ctypes.c_int] * 3, _P]
@@ -112,13 +137,17 @@ def library(architecture: str) -> ctypes.CDLL:
 
 @lru_cache
 def _device(index: int) -> tuple[str, int]:
-    """Architecture ("sm_90") and multiprocessors of a GPU."""
     p = torch.cuda.get_device_properties(index)
     return f"sm_{p.major}{p.minor}", p.multi_processor_count
 
 
+def device_of(device: torch.device) -> tuple[str, int]:
+    """Architecture ("sm_90") and multiprocessors of a GPU."""
+    return _device(_index(device))
+
+
 def library_for(device: torch.device) -> ctypes.CDLL:
-    return library(_device(_index(device))[0])
+    return library(device_of(device)[0])
 
 
 def _index(device: torch.device) -> int:
@@ -192,10 +221,12 @@ def decode(
     fill: torch.Tensor | None = None,
     chosen: launch.DecodeLaunch | None = None,
     overlap: int = 1,
+    trace: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`ops.experts` for 1 to 64 tokens: weights read in place, once an expert, no host sync.
 
-    `chosen` and `overlap` are for measurements. Arguments are checked in ops.
+    `chosen`, `overlap` and `trace` (int64 [blocks + 1, 64, 3], zero) are for measurements.
+    Arguments are checked in ops.
     """
     x, topk_weights, topk_ids = (t.contiguous() for t in (x, topk_weights, topk_ids))
     tokens, top_k = topk_ids.shape
@@ -214,6 +245,7 @@ def decode(
         picks=None if counters is None else counters.picks.data_ptr(),
         reads=None if counters is None else counters.reads.data_ptr(),
         fill=None if fill is None else fill.data_ptr(),
+        trace=None if trace is None else trace.data_ptr(),
         ids_are_64=topk_ids.dtype == torch.int64,
         dtype=DTYPES[x.dtype],
         tokens=tokens,

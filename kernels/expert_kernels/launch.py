@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 MAX_TOKENS = 64  # rows that read weights in place; above, prefill
 MAX_PICKS = 1024
+# Rows that read matrices beside the experts in place: 5120 x 6144 takes 20 us at 1 and 52 at 64,
+# made dense 59 to 62; 4096 x 5120 takes 16 and 42, dense 32 to 33.
+LINEAR_ROWS = 32
 MAX_EXPERTS = 1024
 PREFILL_SLOTS = 24  # host experts in device memory at once: 318 MB at 13.3 MB each
 PREFILL_WINDOW = 2  # groups of rows begun and not yet added: 64 KB of scratch a row at 5120 x 2304
@@ -120,6 +123,35 @@ def decode(
         link_entries=LINK_ENTRIES,
         ring_bytes=ring_bytes(architecture),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LinearLaunch:
+    """`groups` of 8 rows; parts of k that different thread blocks work on."""
+
+    groups: int
+    split: int
+    ring_bytes: int
+
+
+def linear(
+    rows: int, k: int, blocks: int, multiprocessors: int, architecture: str = "sm_90"
+) -> LinearLaunch:
+    """For 1..32 rows through matrices of `blocks` blocks of 128 outputs in all.
+
+    As many parts of k as can be worked on at once, each of at least 256 rows: a warp has two tiles.
+    """
+    if not 1 <= rows <= LINEAR_ROWS:
+        raise ValueError(f"1 to {LINEAR_ROWS} rows are multiplied in place, not {rows}")
+    groups = next(g for g in (1, 2, 4) if rows <= 8 * g)
+    shared = _SHARED_OF_ONE.get(architecture, _SHARED_OF_ONE["sm_120"])
+    ring = ring_bytes(architecture)
+    rings, result = _WARPS * ring, _RESULT_BYTES[groups]
+    resident = max(1, min(3 if groups == 1 else 2, shared // (max(rings, result) + 1280)))
+    at_once = resident * multiprocessors
+    # A head that leaves a quarter of them without work: 107 us whole, 77 in two parts.
+    split = 2 if at_once * 3 // 4 > blocks > at_once // 2 else at_once // blocks
+    return LinearLaunch(groups, max(1, min(split, k // 256, 16)), ring)
 
 
 def _parts(k: int, units: int, most: float, choices: tuple[int, ...]) -> int:

@@ -18,7 +18,7 @@ here": touching such an expert is an error. The op reads memory at call time and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -92,36 +92,61 @@ class ExpertTable:
         return rows
 
 
-def linear(
-    x: torch.Tensor,
-    trellis: torch.Tensor,
-    suh: torch.Tensor,
-    svh: torch.Tensor,
-    codebook: str,
-    columns: tuple[int, int] | None = None,
-) -> torch.Tensor:
-    """x @ W of one EXL3 matrix, its outputs [start, end) of `columns`, or all.
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """One EXL3 matrix, and which of its outputs are wanted: [start, end) of `columns`.
 
-    x [.., k] floating; trellis int16 [k/16, n/16, 16*K], contiguous; suh fp16 [k], svh fp16 [n];
-    all on one device. Returns [.., columns] in x's dtype. Inputs are rounded to fp16 on a GPU,
-    products are added in float32. There W_hat is written and read once a call: 4*k*n bytes.
+    trellis int16 [k/16, n/16, 16*K], contiguous, 16-byte aligned; suh fp16 [k], svh fp16 [n]; k and
+    n multiples of 128; all on one device. ValueError says which of these does not hold.
     """
-    start, end = columns or (0, len(svh))
+
+    trellis: torch.Tensor
+    suh: torch.Tensor
+    svh: torch.Tensor
+    codebook: str
+    columns: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        reference.check_linear(self.trellis, self.suh, self.svh)
+        start, end = self.columns
+        if not 0 <= start < end <= len(self.svh):
+            raise ValueError(f"outputs {start} to {end} are asked of {len(self.svh)}")
+        if not self.trellis.is_contiguous():
+            raise ValueError("the trellis is not contiguous")
+
+    @property
+    def width(self) -> int:
+        return self.columns[1] - self.columns[0]
+
+
+def linear(x: torch.Tensor, matrices: Sequence[Matrix]) -> torch.Tensor:
+    """x @ W of each EXL3 matrix, outputs side by side.
+
+    x [.., k] floating, on the matrices' device; they share k and the codebook. Returns
+    [.., sum of widths] in x's dtype. On a GPU inputs are rounded to fp16 and products are added in
+    float32, in an order that depends on shapes alone. There up to 32 rows read each weight once, in
+    place; more rows write W_hat and read it again: 4*k*n bytes.
+    """
+    kinds = {(len(m.suh), m.codebook) for m in matrices}
+    if len(kinds) != 1 or x.shape[-1] != len(matrices[0].suh):
+        of = ", ".join(f"{len(m.suh)} inputs ({m.codebook})" for m in matrices)
+        raise ValueError(f"x has {x.shape[-1]} columns for matrices of {of}: they must share both")
     if x.device.type == "cpu" or x.numel() == 0:
-        return reference.linear(x, trellis, suh, svh, codebook)[..., start:end]
+        parts = [
+            reference.linear(x, m.trellis, m.suh, m.svh, m.codebook)[..., slice(*m.columns)]
+            for m in matrices
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
     if x.device.type != "cuda":
         raise NotImplementedError(f"linear on {x.device.type}: there are CPU and CUDA ops only")
+    if off := [m.trellis.data_ptr() % 16 for m in matrices if m.trellis.data_ptr() % 16]:
+        raise ValueError(
+            f"a trellis is {off[0]} bytes off a multiple of 16: it is read 16 at a time"
+        )
     from expert_kernels import linear as on_cuda
 
-    reference.check_linear(trellis, suh, svh)
-    if x.shape[-1] != len(suh) or not trellis.is_contiguous() or not 0 <= start < end <= len(svh):
-        raise ValueError(
-            f"x has {x.shape[-1]} columns for {len(suh)} inputs, outputs {start} to {end} of"
-            f" {len(svh)} are asked, the trellis is{'' if trellis.is_contiguous() else ' not'}"
-            " contiguous"
-        )
-    y = on_cuda.linear(x.reshape(-1, len(suh)), trellis, suh, svh, codebook, (start, end))
-    return y.reshape(*x.shape[:-1], end - start)
+    y = on_cuda.linear(x.reshape(-1, x.shape[-1]), matrices)
+    return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
 def experts(

@@ -5,13 +5,14 @@ trellis. For checks and measurements; layout as the engine's arena has it.
 from __future__ import annotations
 
 import dataclasses
+import mmap
 from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 
 from expert_kernels import cuda, launch, reference
-from expert_kernels.ops import ExpertTable
+from expert_kernels.ops import ExpertTable, Matrix
 
 BLOCK_ALIGNMENT_BYTES = 4096
 
@@ -46,7 +47,9 @@ class Shape:
 class RandomExperts:
     """`count` experts of one shape with a home in both memories; `table` picks who lives where."""
 
-    def __init__(self, count: int, shape: Shape, *, seed: int = 0, host: bool = True) -> None:
+    def __init__(
+        self, count: int, shape: Shape, *, seed: int = 0, host: bool = True, huge: bool = False
+    ) -> None:
         self.count, self.shape = count, shape
         generator = torch.Generator(device="cuda").manual_seed(seed)
         size = count * shape.block_bytes + BLOCK_ALIGNMENT_BYTES
@@ -58,7 +61,8 @@ class RandomExperts:
         self._host: torch.Tensor | None = None
         self._host_at = 0
         if host:
-            self._host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            empty = torch.empty(size, dtype=torch.uint8, pin_memory=True) if not huge else None
+            self._host = _huge(size) if empty is None else empty
             self._host_at = _aligned(self._host)
             skip, from_ = self._host_at - self._host.data_ptr(), self._device_at - words.data_ptr()
             used = count * shape.block_bytes
@@ -133,6 +137,17 @@ class RandomExperts:
         return reference.linear(x, self.trellis(expert, p), suh, svh, self.shape.codebook)
 
 
+def _huge(size: int) -> torch.Tensor:
+    """uint8 [size] in huge pages if the system gives any, pinned for the life of the process."""
+    memory = mmap.mmap(-1, size)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    tensor = torch.frombuffer(memory, dtype=torch.uint8).zero_()
+    code = int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), size, 0))
+    if code:
+        raise cuda.CudaError(f"{size:,} bytes of huge pages cannot be pinned: CUDA error {code}")
+    return tensor
+
+
 def _aligned(memory: torch.Tensor) -> int:
     return -(-memory.data_ptr() // BLOCK_ALIGNMENT_BYTES) * BLOCK_ALIGNMENT_BYTES
 
@@ -142,7 +157,7 @@ def roomy(shape: Shape, top_k: int) -> launch.DecodeLaunch:
     device = torch.device("cuda")
     work = cuda.scratch(device, shape.hidden, shape.intermediate, top_k)
     usual = work.launch_for(1)
-    most = dataclasses.replace(usual, split_a=8, split_b=4)
+    most = dataclasses.replace(usual, split_a=16, split_b=8)
     need = launch.workspace(most, 8 * top_k, shape.hidden, shape.intermediate)
     for name in ("partial_a", "partial_b"):
         size = max(getattr(need, name), work.buffers[name].numel())
@@ -166,3 +181,11 @@ def routing(
         ids = pool[torch.arange(tokens * top_k) % touched].view(tokens, top_k)
     weights = torch.rand(tokens, top_k, generator=generator) + 0.1
     return weights.cuda(), ids.int().cuda()
+
+
+def random_matrix(k: int, n: int, bits: float, codebook: str, skip: int = 0) -> Matrix:
+    """Any bits are a trellis. Outputs of inputs near 1 are near 1."""
+    shape = (k // 16, n // 16, int(16 * bits))
+    trellis = torch.randint(-(1 << 15), 1 << 15, shape, dtype=torch.int16, device="cuda")
+    suh, svh = (torch.rand(size, device="cuda").half() + 0.5 for size in (k, n))
+    return Matrix(trellis, suh, svh / k**0.5, codebook, (skip, n - 2 * skip))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from preflight.checks.check import FAIL, WARN, Check, Result, Saw, Unseen, called, cards, version
+from preflight.counted import counted
 from preflight.host import Host
 from preflight.needs import Needs
 from preflight.nvml import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, VERSION_MISMATCH
@@ -98,7 +99,7 @@ def enough_cards(host: Host, needs: Needs) -> Result:
     here = {gpu.uuid for gpu in host.gpus}
     lost = _hidden(host) and not _in_container(host)  # gpus-missing-from-driver says it
     if len(host.gpus) < needs.gpus and not lost:
-        yield Saw(f"{len(host.gpus)} GPUs, and {needs.gpus} are needed")
+        yield Saw(f"{counted(len(host.gpus), 'GPU')}, needed: {needs.gpus}")
     elif named - here:
         yield Saw(f"the plan names {', '.join(sorted(named - here))}, which is not in this machine")
 
@@ -114,8 +115,8 @@ def driver_sees_every_card(host: Host, needs: Needs) -> Result:
         yield Unseen(f"whether {', '.join(hidden)} is kept from this container or from the driver")
     elif hidden:
         yield Saw(
-            f"{len(host.pci_gpus)} cards on the PCI bus, {len(host.gpus)} in the driver: "
-            f"{', '.join(hidden)} is missing"
+            f"{counted(len(host.pci_gpus), 'card')} on the PCI bus, {len(host.gpus)} in the "
+            f"driver: {', '.join(hidden)} is missing"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from preflight.checks.check import FAIL, WARN, Check, Result, Saw, Unseen, gib, version
+from preflight.counted import counted
 from preflight.host import Host
 from preflight.looking import ids
 from preflight.needs import Needs
@@ -108,12 +109,16 @@ def files_enough(host: Host, needs: Needs) -> Result:
         yield Saw(f"{soft:,} files may be open; the engine takes up to {OPEN_FILES:,}")
 
 
+def _fed(needs: Needs, wanted: int) -> str:
+    return f"{wanted} keep {counted(max(1, needs.gpus), 'card')} fed"
+
+
 def quota_enough(host: Host, needs: Needs) -> Result:
     quota, wanted = host.limits.cpu_quota, CPUS_PER_CARD * max(1, needs.gpus)
     if host.limits.cgroup_version is None:
         yield Unseen("the control group's CPU quota")
     elif quota is not None and quota < wanted:
-        yield Saw(f"the control group allows {quota:g} CPUs; {wanted} keep {needs.gpus} cards fed")
+        yield Saw(f"the control group allows {quota:g} CPUs; {_fed(needs, wanted)}")
 
 
 def cpus_enough(host: Host, needs: Needs) -> Result:
@@ -123,7 +128,7 @@ def cpus_enough(host: Host, needs: Needs) -> Result:
     if ours is None:
         yield Unseen("the CPUs this process may use")
     elif len(ours) < wanted:
-        yield Saw(f"{len(ours)} CPUs are allowed; {wanted} keep {needs.gpus} cards fed")
+        yield Saw(f"{counted(len(ours), 'CPU')} allowed; {_fed(needs, wanted)}")
 
 
 AREA = "limits"

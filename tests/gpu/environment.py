@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TextIO
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -55,27 +58,95 @@ def say(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
 
 
-def run_cases(cases: Sequence[str], work: Path, limit_seconds: float) -> int:
-    """This script again for each case, in a process of its own; 1 where one died or took longer."""
+def run_cases(
+    cases: Sequence[str], work: Path, limit_seconds: float, *, together: bool = False
+) -> int:
+    """This script again for each case, in a process of its own; 1 where one died or took longer.
+
+    `together`: they start at once, and each waits for its turn to measure (`my_turn`). The limit is
+    for one case, or for all that run together.
+    """
     write_plugin_metadata(work / "plugin")
-    codes = []
+    groups = [list(cases)] if together else [[case] for case in cases]
+    bad = [_run(group, work, limit_seconds) for group in groups]
+    return int(any(bad))
+
+
+def _run(cases: Sequence[str], work: Path, limit_seconds: float) -> bool:
+    """Whether one died, or was ended at the limit with its ranks."""
     for case in cases:
-        log = work / f"{case}.log"
-        codes.append(_run([sys.executable, *sys.argv, "--case", case], log, work, limit_seconds))
-        if codes[-1]:
-            say(case=case, died=codes[-1], log=log.read_text().splitlines()[-30:])
-    return int(any(codes))
+        _loaded(work, case).unlink(missing_ok=True)
+    running = {case: _start(case, cases, work) for case in cases}
+    deadline, bad = time.monotonic() + limit_seconds, False
+    while running:
+        over = time.monotonic() > deadline
+        for case, process in list(running.items()):
+            if process.poll() is None and not over:
+                continue
+            with contextlib.suppress(ProcessLookupError):  # its ranks, too
+                os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+            del running[case]
+            _loaded(work, case).touch()  # whoever waits for it need not
+            if code or over:
+                bad = True
+                log = (work / f"{case}.log").read_text(errors="replace").splitlines()[-30:]
+                say(case=case, died=code, over_the_limit=over, log=log)
+        time.sleep(0.1)
+    return bad
 
 
-def _run(command: Sequence[str], log: Path, work: Path, limit_seconds: float) -> int:
-    """The exit code, -1 where it was ended at the limit with its ranks."""
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            command, env=engine_environment(work / "plugin"), stderr=file, start_new_session=True
-        )
-        try:
-            return process.wait(limit_seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return -1
+def _start(case: str, cases: Sequence[str], work: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, *sys.argv, "--case", case, "--beside", *cases]
+    with (work / f"{case}.log").open("w") as log:
+        environment = engine_environment(work / "plugin")
+        return subprocess.Popen(command, env=environment, stderr=log, start_new_session=True)
+
+
+def _loaded(work: Path, case: str) -> Path:
+    return work / f"{case}.loaded"
+
+
+def my_turn(work: Path, case: str, beside: Sequence[str]) -> TextIO:
+    """Loading takes the link: nobody measures before all have loaded or died. Then one at a time.
+
+    Keep what is returned until the process ends: giving back pinned memory holds up others.
+    """
+    _loaded(work, case).touch()
+    while not all(_loaded(work, other).exists() for other in beside):
+        time.sleep(0.1)
+    turn = (work / "turn").open("w")
+    fcntl.flock(turn, fcntl.LOCK_EX)
+    return turn
+
+
+def descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(FileNotFoundError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found += [int(child), *descendants(int(child))]
+    return found
+
+
+def leave() -> NoReturn:
+    """End at once, but after the engine's processes: their memory is given back before the next
+    turn. What is measured is said; vLLM's own end takes seconds."""
+    left = descendants(os.getpid())
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    while left:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+        left = [pid for pid in left if _lives(pid)]
+        time.sleep(0.02)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -18,6 +18,7 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from appliance.checkpoint.safetensors import read_bytes
 from appliance.engine import compat
+from appliance.engine.cache import open_cache
 from appliance.engine.config import checkpoint_of
 from appliance.engine.rank import state
 from appliance.engine.worker import Worker
@@ -80,7 +81,27 @@ class MadeInMemoryWorker(Worker):
     """Importing this module is what registers the loader; the routers stay the model's own."""
 
 
-class TrafficWorker(Worker):
+class CacheWorker(Worker):
+    """A worker whose slots' rules can be changed while it runs."""
+
+    def load_model(self, *args: Any, **options: Any) -> None:
+        super().load_model(*args, **options)
+        cache = state().cache
+        self.planned_rules = None if cache is None else cache.policy.rules
+
+    def cache_rules(self, update: dict[str, Any]) -> None:
+        """The plan's rules of the slots, changed so, from the next step on."""
+        state().cache.policy.rules = self.planned_rules.model_copy(update=update)
+
+    def cache_held(self) -> list[tuple[int, int]]:
+        """(layer, expert) of every filled slot."""
+        return sorted(state().arena.held)
+
+
+class TrafficWorker(CacheWorker):
+    """Routers that draw from counts; and, as all blocks hold the same bytes, any placement at once:
+    only addresses change."""
+
     def load_model(self, *args: Any, **options: Any) -> None:
         super().load_model(*args, **options)
         gates = (m for m in self.model_runner.model.modules() if isinstance(m, GateLinear))
@@ -88,6 +109,7 @@ class TrafficWorker(Worker):
         for layer, gate in zip(sorted(state().live), gates, strict=True):
             experts = len(state().live[layer].shape.experts)
             self.traffic_routers[layer] = gate.forward = DrawnRouter(gate, experts)
+        self.planned_held = dict(state().arena.held)
 
     def traffic_route(self, topic: str) -> None:
         """From now on rows are of this topic of the counts file."""
@@ -97,14 +119,40 @@ class TrafficWorker(Worker):
             log_p = (p / p.sum()).log().clamp(min=NEVER)
             router.log_p.copy_(log_p.float())
 
-    def traffic_freeze(self, frozen: bool) -> None:
-        """The slots stay as they are, or follow the traffic by the plan's rules."""
-        policy = state().cache.policy
-        if not hasattr(self, "traffic_rules"):
-            self.traffic_rules = policy.rules
-        still = {"promotions_per_row": 0.0}
-        policy.rules = self.traffic_rules.model_copy(update=still if frozen else {})
+    def traffic_as_planned(self, rules: dict[str, float]) -> None:
+        """Slots as the plan fills them, nothing learned, the plan's rules changed so."""
+        now = state()
+        now.arena.held = dict(self.planned_held)
+        self._read_at({key: now.arena.address(*key) for key in now.book.experts})
+        self._count_from_zero(rules)
 
-    def traffic_held(self) -> list[tuple[int, int]]:
-        """(layer, expert) of every filled slot."""
-        return sorted(state().arena.held)
+    def traffic_whole_layers(self) -> None:
+        """As many experts on the host as now are read there at most, but the last layers' ones."""
+        now = state()
+        device = [b.address for b in now.arena.blocks.values() if b.home == "device"]
+        device += [slot for slots in now.arena.slots.values() for slot in slots]
+        host = [b.address for b in now.arena.blocks.values() if b.home == "host"]
+        away = len(now.book.experts) - len(device)
+        addresses = device + host[:away]
+        self._read_at(dict(zip(sorted(now.book.experts), addresses, strict=True)))
+        self._count_from_zero({"promotions_per_row": 0.0})
+
+    def _read_at(self, blocks: dict[tuple[int, int], int]) -> None:
+        """(layer, expert) -> address of the block that the kernels are to read."""
+        now = state()
+        numbers = now.book.numbers.cpu()
+        for key, block in blocks.items():
+            places = list(now.book.trellises(*key))
+            numbers[places] = torch.tensor(
+                now.arena.trellis_addresses(*key, block), device=numbers.device
+            )
+        now.book.numbers.copy_(numbers)
+
+    def _count_from_zero(self, rules: dict[str, float]) -> None:
+        now = state()
+        now.counters.reset()
+        now.counters.fill.zero_()
+        if now.cache is not None:
+            changed = self.planned_rules.model_copy(update=rules)
+            now.cache = open_cache(now.arena, now.book, now.counters, changed, {})
+            now.cache.start()

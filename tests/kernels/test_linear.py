@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from expert_kernels import codec, reference
+from expert_kernels import codec, ops, reference
 
 pytestmark = pytest.mark.engine
 
@@ -117,3 +117,31 @@ def test_scales_and_inputs_of_another_size_are_refused() -> None:
         reference.dequantise(trellis, suh, svh[:128], "mcg")
     with pytest.raises(ValueError, match="x has 256 columns, the linear has 384 inputs"):
         reference.linear(rows(1)[:, :256], trellis, suh, svh, "mcg")
+
+
+def matrix(codebook: str = "mcg", columns: tuple[int, int] = (0, N), k: int = K) -> ops.Matrix:
+    return ops.Matrix(*random_linear(k=k), codebook, columns)
+
+
+def test_matrices_side_by_side_give_what_each_gives_alone() -> None:
+    x, matrices = rows(2).view(1, 2, K), [matrix(), matrix(columns=(5, 100))]
+    y = ops.linear(x, matrices)
+    assert y.shape == (1, 2, N + 95)
+    alone = [reference.linear(x, m.trellis, m.suh, m.svh, "mcg") for m in matrices]
+    assert torch.equal(y, torch.cat([alone[0], alone[1][..., 5:100]], dim=-1))
+
+
+def test_matrices_that_do_not_go_together_are_refused() -> None:
+    with pytest.raises(ValueError, match="x has 256 columns for matrices of 384 inputs"):
+        ops.linear(rows(1)[:, :256], [matrix()])
+    with pytest.raises(
+        ValueError, match=r"384 inputs \(mcg\), 384 inputs \(mul1\): they must share both"
+    ):
+        ops.linear(rows(1), [matrix(), matrix("mul1")])
+    with pytest.raises(ValueError, match=r"matrices of 384 inputs .*, 512 inputs .* share both"):
+        ops.linear(rows(1), [matrix(), matrix(k=512)])
+    with pytest.raises(ValueError, match="outputs 0 to 257 are asked of 256"):
+        matrix(columns=(0, 257))
+    trellis, suh, svh = random_linear()
+    with pytest.raises(ValueError, match="the trellis is not contiguous"):
+        ops.Matrix(trellis[:, ::2], suh, svh[:128], "mcg", (0, 128))

@@ -13,11 +13,13 @@ from collections.abc import Sequence
 
 from expert_kernels import launch
 from expert_kernels.bench_gpu import (
+    dense_matrices,
     device_experts,
     host_experts,
     lookup_rows,
     mixed_layers,
     prefill_layer,
+    trace,
     tuning,
     write_through,
 )
@@ -27,9 +29,11 @@ CLAIMS: dict[str, Claim] = {
     "host_experts": host_experts.measure,
     "device_experts": device_experts.measure,
     "mixed_layers": mixed_layers.measure,
+    "dense_matrices": dense_matrices.measure,
     "prefill_layer": prefill_layer.measure,
     "write_through": write_through.measure,
     "lookup_rows": lookup_rows.measure,
+    "trace": trace.measure,
     "tuning": tuning.measure,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 from collections.abc import Iterator
 
@@ -15,15 +16,21 @@ CASES = (
     *((1, 1, 0), (2, 2, 0), (6, 6, 0), (12, 6, 0), (24, 6, 0), (48, 6, 0)),
 )
 SPLITS = ((2, 1), (4, 1), (4, 2), (8, 2), (8, 4))
+# Where units are fewer than blocks: one for each multiprocessor may be better than a power of two.
+FINE_A, FINE_B = (2, 3, 4, 5, 6, 7, 8, 10, 14, 16), (1, 2, 3, 4, 6)
 
 
 def _choices(touched: int, hosts: int) -> Iterator[Facts]:
+    if not hosts and touched <= 6:
+        for a, b in itertools.product(FINE_A, FINE_B):
+            yield {"split_a": a, "split_b": b}
+        return
     for a, b in SPLITS:
-        for blocks in (32, 48, 64, 96) if hosts else (64,):
+        for blocks in (16, 24, 32, 48, 64, 96) if hosts else (64,):
             yield {"split_a": a, "split_b": b, "host_blocks": blocks}
     yield {"overlap": 3}
     if 0 < hosts < touched:
-        for n in (12, 16, 20, 24):
+        for n in (6, 8, 12, 16, 24):
             yield {"split_a": 4, "split_b": 2, "link_blocks": n, "link_entries": 0}
 
 

@@ -47,8 +47,8 @@ def splits() -> Iterator[Facts]:
     """Parts of k that launch.py may choose, down to a ring's length, and more than blocks."""
     for shape in (Shape(1024, 512), Shape(5120, 2304)):
         experts, usual = RandomExperts(6, shape), roomy(shape, 3)
-        for split_a in (1, 2, 4, 8):
-            for split_b in (1, 2, 4):
+        for split_a in (1, 2, 4, 7, 16):
+            for split_b in (1, 3, 4):
                 for tokens, blocks in ((1, usual.blocks), (7, usual.blocks), (3, 5)):
                     chosen = dataclasses.replace(
                         usual, split_a=split_a, split_b=split_b, blocks=blocks

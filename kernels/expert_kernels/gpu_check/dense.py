@@ -9,7 +9,7 @@ import torch
 
 from expert_kernels import codec, cuda, ops, reference
 from expert_kernels.gpu_check.compare import TOLERANCE, Facts, inputs, relative_error
-from expert_kernels.synthetic import RandomExperts, Shape, routing
+from expert_kernels.synthetic import RandomExperts, Shape, random_matrix, routing
 
 
 def reconstruct() -> Iterator[Facts]:
@@ -40,6 +40,8 @@ def prefill() -> Iterator[Facts]:
         (Shape(512, 384), 3, 1200, 2, {}),  # dense beside fused, cut by groups
         (Shape(512, 384), 120, 3000, 6, {}),  # several groups at once, host slots used again
         (Shape(), 20, 1024, 6, {}),
+        (Shape(), 40, 1024, 6, {}),  # fused, as many rows as a piece and some more
+        (Shape(7168, 2048), 40, 800, 6, {}),
     ]
     for shape, count, tokens, top_k, options in cases:
         experts = RandomExperts(count, shape)
@@ -96,38 +98,43 @@ def prefill_formats() -> Iterator[Facts]:
                 }
 
 
+def _expected(x: torch.Tensor, m: ops.Matrix) -> torch.Tensor:
+    y = reference.linear(x.double(), m.trellis, m.suh, m.svh, m.codebook)
+    return y[:, slice(*m.columns)]
+
+
 def linear() -> Iterator[Facts]:
-    """One EXL3 matrix: rows, dtypes, k in parts, a shard of columns, in a graph; few and many."""
-    for k, n, bits, codebook in (
-        (512, 384, 3.0, "mcg"),
-        (1024, 640, 2.5, "mul1"),
-        (2048, 128 * 300, 6.0, "mcg"),
-        (5120, 5120, 3.0, "3inst"),
+    """EXL3 matrices side by side: few and many rows, dtypes, formats, shards, in a graph."""
+    for k, codebook, sizes in (
+        (512, "mcg", [(384, 3.0, 0)]),
+        (128, "mcg", [(128, 3.0, 5)]),
+        (1024, "mul1", [(640, 2.5, 5), (128, 3.5, 0)]),
+        (2048, "mcg", [(128 * 300, 6.0, 70)]),
+        (5120, "3inst", [(4096, 3.0, 0), (1024, 4.0, 5), (1024, 3.0, 0)]),
+        (4096, "mcg", [(5120, 3.0, 0)]),
+        (640, "mcg", [(128, b, 3) for b in (1.0, 2.0, 5.0, 7.0, 8.0)]),  # two launches
     ):
-        shape = (k // 16, n // 16, int(16 * bits))
-        trellis = torch.randint(-(1 << 15), 1 << 15, shape, dtype=torch.int16, device="cuda")
-        suh, svh = (torch.rand(size, device="cuda").half() + 0.5 for size in (k, n))
-        svh /= k**0.5
-        for tokens in (1, 3, 64, 1000):
+        matrices = [random_matrix(k, n, bits, codebook, skip) for n, bits, skip in sizes]
+        for tokens in (1, 3, 8, 9, 16, 17, 32, 33, 1000):
             for dtype in TOLERANCE:
                 x = inputs(tokens, k, dtype, tokens)
-                expected = reference.linear(x.double(), trellis, suh, svh, codebook)
-                out = ops.linear(x, trellis, suh, svh, codebook)
-                shard = ops.linear(x, trellis, suh, svh, codebook, columns=(5, n - 70))
+                expected = torch.cat([_expected(x, m) for m in matrices], dim=1)
+                out = ops.linear(x, matrices)
                 error = relative_error(out, expected)
-                same = torch.equal(shard, out[:, 5 : n - 70])
+                same = torch.equal(out, ops.linear(x, matrices))
                 yield {
                     "ok": error <= TOLERANCE[dtype] and same,
                     "k": k,
-                    "n": n,
+                    "matrices": len(matrices),
                     "tokens": tokens,
                     "dtype": str(dtype),
                     "error": error,
-                    "shard": same,
+                    "again": same,
                 }
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured):
-            again = ops.linear(x, trellis, suh, svh, codebook)
-        again.zero_()
-        captured.replay()
-        yield {"ok": torch.equal(again, out), "k": k, "graph": True}
+            captured = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(captured):
+                again = ops.linear(x, matrices)
+            again.zero_()
+            captured.replay()
+            captured.replay()
+            yield {"ok": torch.equal(again, out), "k": k, "tokens": tokens, "graph": True}

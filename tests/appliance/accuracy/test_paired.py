@@ -95,9 +95,9 @@ def test_more_items_show_smaller_effects_and_none_beyond_what_differs() -> None:
 
 
 def test_runs_over_other_items_do_not_compare() -> None:
-    with pytest.raises(UsageError, match="1 items were answered by one"):
+    with pytest.raises(UsageError, match="1 item answered by one"):
         compare(scores("11"), scores("111"))
-    with pytest.raises(UsageError, match="1 items say nothing"):
+    with pytest.raises(UsageError, match="in 1 item"):
         compare(scores("1"), scores("1"))
     with pytest.raises(UsageError, match="one group"):
         compare(scores("11"), scores("10"), {"0": "x", "1": "x"})

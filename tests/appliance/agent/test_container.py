@@ -204,7 +204,7 @@ def test_a_frozen_core_is_found_although_it_still_counts_no_request(container, m
     asking = threading.Thread(target=ask)
     asking.start()
     health = running.wait(lambda health: health.body["restarts"] == 1, seconds=60.0)
-    assert "with 1 requests queued: it hangs" in health.body["last_finding"]
+    assert "with 1 request queued: it hangs" in health.body["last_finding"]
     asking.join(20)
     running.wait_ready()
     assert read_state(running.files).engine_pid != before

@@ -114,5 +114,5 @@ def test_an_impossible_goal_is_refused(goal: Goal) -> None:
 
 
 def test_a_level_where_nothing_could_be_measured_is_an_error() -> None:
-    with pytest.raises(UsageError, match="none of 40 turns at 1 streams"):
+    with pytest.raises(UsageError, match="none of 40 turns at 1 stream could"):
         drive(search(Goal()), lambda ask: [])

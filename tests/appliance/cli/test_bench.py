@@ -148,7 +148,7 @@ def test_a_recorded_session_is_replayed_as_a_trace(appliance, server, tmp_path):
         assert time.monotonic() < until
         time.sleep(0.05)
     proxy.send_signal(signal.SIGINT)
-    assert "1 requests kept" in proxy.communicate(timeout=20)[1]
+    assert "1 request kept" in proxy.communicate(timeout=20)[1]
     assert "giraffe" not in file.read_text()
     words = ("--url", server, "--model", "fine", "--trace", file, "--out", tmp_path / "t")
     said = appliance("bench", "turns", "--streams", 1, "--turns", 3, *words)

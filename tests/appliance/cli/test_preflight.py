@@ -210,4 +210,4 @@ def test_a_plan_of_no_model_is_wrong_usage(appliance):
 def test_a_model_that_cannot_be_planned_still_gets_a_report(appliance, model):
     said = appliance("preflight", "--host", TWO, "--model", model, "--gpus", 3)
     assert said.code == 1 and "gpus-too-few" in said.out
-    assert "3 GPUs are asked for and the host has 2" in said.err
+    assert "3 GPUs asked for and the host has 2" in said.err

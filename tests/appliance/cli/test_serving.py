@@ -52,7 +52,7 @@ def test_up_detached_returns_when_it_serves_and_down_stops_it(own_process, stand
                                                               port, own_state):  # fmt: skip
     up = own_process("up", "--model", model, "--detach", "--name", "small")
     assert up.code == 0, up.err
-    assert "ready: 4 sampled experts on 1 rank(s) agree with the checkpoint; 1 known" in up.err
+    assert "ready: 4 sampled experts on 1 rank agree with the checkpoint; 1 known" in up.err
     shown = json.loads(own_process("status", "--json").out)
     assert (shown["serving"], shown["served_name"], shown["port"]) == (True, "small", port)
     assert shown["gateway"] == {"admitted": True, "draining": False, "in_flight": 0}

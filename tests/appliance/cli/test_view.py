@@ -22,6 +22,14 @@ def test_each_rank_has_its_homes_and_what_it_read():
     ]
 
 
+def test_slots_are_a_row_where_the_plan_has_some_even_before_one_is_taken():
+    one = rank(0, 1, 0, 0)
+    one["homes"]["slot"] = {"experts": 0, "bytes": 1 << 20}
+    assert ("rank 0, slot", "0 experts, 1.0 MiB") in home_rows({"ranks": [one]})
+    one["homes"]["slot"]["bytes"] = 0
+    assert not [name for name, _ in home_rows({"ranks": [one]}) if "slot" in name]
+
+
 def test_an_engine_that_gives_no_answer_gives_no_rows():
     assert home_rows(None) == []
 

@@ -1,13 +1,17 @@
 """Exit codes, what goes where, and one sentence for everything that goes wrong."""
 
+import inspect
 import json
 import os
 import subprocess
 import sys
 
 import pytest
+import typer
+from typer.main import get_command
 
 from appliance import render
+from appliance.cli import app
 from appliance.errors import CheckFailed
 from appliance.plan.model import load_plan
 
@@ -161,3 +165,22 @@ def test_headers_only_takes_no_other_option_and_names_what_it_knows(appliance, t
     assert mixed.code == 2 and "no other option goes with it" in mixed.err
     unknown = appliance("weights", "synth", tmp_path / "x", "--headers-only", "m")
     assert unknown.code == 2 and "glm-5.3-flash" in unknown.err
+
+
+def test_no_flag_depends_on_how_a_release_of_typer_reads_a_metavar():
+    """typer 0.27 calls an option of the metavar URL --URL where it has no name, others --url."""
+
+    def commands(group):
+        for command in group.commands.values():
+            yield from commands(command) if hasattr(command, "commands") else [command]
+
+    asked = 0
+    for command in commands(get_command(app)):
+        parameters = inspect.signature(command.callback, eval_str=True).parameters.values()
+        for parameter in parameters:
+            for info in getattr(parameter.annotation, "__metadata__", ()):
+                asked += isinstance(info, typer.models.OptionInfo)
+                metavar = (info.metavar or "").lower().replace("-", "_")
+                if isinstance(info, typer.models.OptionInfo) and metavar == parameter.name:
+                    assert isinstance(info.default, str), parameter.name  # its first own name
+    assert asked > 200

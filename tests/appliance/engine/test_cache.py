@@ -15,9 +15,9 @@ from appliance.engine.addresses import AddressBook  # noqa: E402
 from appliance.engine.arena import Arena  # noqa: E402
 from appliance.engine.cache import LAG_STEPS, SlotCache, open_cache  # noqa: E402
 from appliance.engine.counters import Counters  # noqa: E402
+from appliance.plan.following import Promotion  # noqa: E402
 from appliance.plan.model import CacheRules, Plan  # noqa: E402
 from appliance.plan.planner import plan  # noqa: E402
-from appliance.plan.policy import Promotion  # noqa: E402
 from appliance.plan.request import Policy  # noqa: E402
 from preflight import inspect  # noqa: E402
 from preflight.source import Live  # noqa: E402
@@ -157,7 +157,7 @@ def test_picks_are_told_apart_by_where_they_were_read(checkpoint: Checkpoint, ma
     tally = rank.cache.tally
     assert (tally.picks[0], tally.slots[0], tally.cold[0]) == (20, 5, 10)
     assert rank.counters.host_bytes[layer.layer] == 5 * rank.arena.block_bytes(layer.layer)
-    assert rank.cache.frozen
+    assert rank.cache.mode == "frozen"
     assert tally.promotions == 0
 
 

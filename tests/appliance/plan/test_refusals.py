@@ -45,9 +45,9 @@ CASES: dict[str, Callable[[], Case]] = {
         UnsupportedError, "the attention of model type 'qwen3_moe' is not one"),
     "more GPUs than there are": lambda: (
         host((gpu(0),)), checkpoint(), Policy(tensor_parallel=2), PlanError,
-        "2 GPUs are asked for and the host has 1"),
+        "2 GPUs asked for and the host has 1"),
     "a GPU on a host without": lambda: (host(), checkpoint(), Policy(device="cuda"), PlanError,
-                                        "1 GPUs are asked for and the host has 0"),
+                                        "1 GPU asked for and the host has 0"),
     "GPUs nobody looked for": lambda: (host(None), checkpoint(), Policy(), PlanError,
                                        "nobody could look for GPUs"),
     "GPU memory unknown": lambda: (host((gpu(0, memory=None),)), checkpoint(), Policy(), PlanError,
@@ -70,7 +70,7 @@ CASES: dict[str, Callable[[], Case]] = {
         "the control group allows 96.00 GiB more"),
     "one memory node short": lambda: (
         host((gpu(0), gpu(1)), memory=200 * GIB, nodes=4), deepseek_v41_flash(), Policy(),
-        DoesNotFit, r"memory node 0 has 50.00 GiB free and the experts of 2 card\(s\)"),
+        DoesNotFit, r"memory node 0 has 50.00 GiB free and the experts of 2 cards"),
     "a context the model was not made for": lambda: (
         host(), checkpoint(), Policy(context_tokens=5000), UsageError,
         "5,000 tokens is asked for and the model was made for 4,096"),
@@ -82,7 +82,7 @@ CASES: dict[str, Callable[[], Case]] = {
         PlanError, "GPU 0 is split into MIG instances.*-mig 0"),
     "link rates that do not match": lambda: (
         host(), checkpoint(), Policy(link_bytes_per_second=(1e9, 1e9)), UsageError,
-        "2 link rates are given for 1 ranks"),
+        "2 link rates given for 1 rank"),
 }  # fmt: skip
 
 

@@ -39,7 +39,7 @@ COMPLETION = {"model": "tiny", "prompt": [1, 2], "max_tokens": 2}
 def test_an_engine_that_proves_itself_becomes_ready_and_serves(supervised):
     running = supervised()
     state = running.wait_for("ready")
-    assert "1 known answers are right" in state.message and "4 sampled experts" in state.message
+    assert "1 known answer right" in state.message and "4 sampled experts" in state.message
     answer = user(running.spec).post("/v1/completions", COMPLETION)
     assert answer["choices"][0]["token_ids"] == [2, 3]
     phases = list(dict.fromkeys(told.phase for told in running.told))
@@ -126,7 +126,7 @@ def test_a_second_signal_cuts_what_is_in_flight(supervised):
     running.stop.ask()
     running.wait_for("draining")
     running.stop.ask()
-    assert running.wait_for("stopped").message == "1 requests were cut: asked to stop at once"
+    assert running.wait_for("stopped").message == "1 request cut: asked to stop at once"
     cut.join(10)
 
 

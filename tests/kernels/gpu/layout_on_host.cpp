@@ -20,6 +20,12 @@ int main() {
     OF(ExpertsPrefill, table); OF(ExpertsPrefill, order); OF(ExpertsPrefill, input_up);
     OF(ExpertsPrefill, act); OF(ExpertsPrefill, y); OF(ExpertsPrefill, first);
     OF(ExpertsPrefill, rows); OF(ExpertsPrefill, weight_on_input); OF(ExpertsPrefill, swiglu_limit);
+    printf("ExpertsMatrix %zu\n", sizeof(ExpertsMatrix));
+    printf("ExpertsLinear %zu\n", sizeof(ExpertsLinear));
+    OF(ExpertsMatrix, svh); OF(ExpertsMatrix, n); OF(ExpertsMatrix, skip); OF(ExpertsMatrix, at);
+    OF(ExpertsLinear, x); OF(ExpertsLinear, arrived); OF(ExpertsLinear, count); OF(ExpertsLinear, codebook);
+    OF(ExpertsLinear, blocks); OF(ExpertsLinear, ring_bytes);
+    printf("EXPERTS_MATRICES %d\n", EXPERTS_MATRICES);
     printf("ExpertsPiece %zu\n", sizeof(ExpertsPiece));
     OF(ExpertsPiece, expert); OF(ExpertsPiece, at); OF(ExpertsPiece, rows);
     printf("EXPERTS_PIECE_ROWS %d\n", EXPERTS_PIECE_ROWS);

@@ -25,6 +25,8 @@ def test_structs_have_the_sizes_and_offsets_of_the_header(header: dict[str, int]
     mirrors: dict[str, type[ctypes.Structure]] = {
         "ExpertsDecode": cuda.Decode,
         "ExpertsPrefill": prefill.Prefill,
+        "ExpertsMatrix": cuda.Matrix,
+        "ExpertsLinear": cuda.Linear,
     }
     checked = 0
     for name, value in header.items():
@@ -35,7 +37,7 @@ def test_structs_have_the_sizes_and_offsets_of_the_header(header: dict[str, int]
                 name
             )
             checked += 1
-    assert checked >= 24
+    assert checked >= 36
 
 
 def test_limits_and_version_are_those_of_the_header(header: dict[str, int]) -> None:
@@ -43,6 +45,7 @@ def test_limits_and_version_are_those_of_the_header(header: dict[str, int]) -> N
     assert header["kMaxTokens"] == launch.MAX_TOKENS
     assert header["kMaxPicks"] == launch.MAX_PICKS
     assert header["kMaxExperts"] == launch.MAX_EXPERTS
+    assert header["EXPERTS_MATRICES"] == cuda.MATRICES
     assert header["EXPERTS_PIECE_ROWS"] == launch.PIECE_ROWS
 
 

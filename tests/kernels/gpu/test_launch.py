@@ -186,3 +186,29 @@ def test_a_groups_scratch_is_reused_only_after_its_sum_and_sums_go_up(
             assert index % min(window, count) not in held
             held[index % min(window, count)] = index
     assert added == list(range(count)) and not held
+
+
+@given(
+    rows=st.integers(1, 32),
+    k=st.integers(1, 64).map(lambda n: 128 * n),
+    blocks=st.integers(1, 2000),
+    count=st.integers(1, 200),
+    architecture=st.sampled_from(["sm_90", "sm_120", "sm_86"]),
+)
+def test_matrices_are_cut_as_far_as_multiprocessors_can_work_at_once(
+    rows: int, k: int, blocks: int, count: int, architecture: str
+) -> None:
+    plan = launch.linear(rows, k, blocks, count, architecture)
+    assert rows <= 8 * plan.groups
+    assert plan.split <= 2 or (plan.split * blocks <= 3 * count and k // plan.split >= 256)
+
+
+def test_attention_of_the_reference_width_fills_an_h200() -> None:
+    sizes = (6144, 1024, 32768, 131072)
+    assert [launch.linear(1, 5120, n // 128, 132).split for n in sizes] == [8, 16, 2, 1]
+    assert (
+        launch.linear(9, 5120, 48, 132).split == 5
+        and launch.linear(9, 5120, 48, 132, "sm_120").split == 2
+    )
+    with pytest.raises(ValueError, match="1 to 32 rows are multiplied in place, not 33"):
+        launch.linear(33, 5120, 48, 132)

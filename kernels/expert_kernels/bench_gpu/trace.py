@@ -1,0 +1,121 @@
+"""What a call over a few experts does when: where the time beside the link's goes."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from expert_kernels import cuda
+from expert_kernels.bench_gpu.timing import CALLS, SHAPES, Facts, Problem, alone
+from expert_kernels.synthetic import RandomExperts, roomy
+
+RECORDS = 64  # of a block: csrc/experts.h, EXPERTS_TRACE
+BEGAN, ROUTED, ASKED, READY, WALKED, DONE, EMPTY, ENDED = range(1, 9)
+
+
+def measure(repeats: int) -> Iterator[Facts]:
+    """Microseconds from a call's begin, of the third of four calls in a graph; a block is a row.
+
+    A stamp costs a block some 20 ns; globaltimer may go on in steps of 32 ns or of 1 us.
+    """
+    repeats = max(1, repeats // 8)
+    yield from _memories(repeats)
+    for shape in SHAPES:
+        experts = RandomExperts(6 * CALLS, shape)
+        for touched, top_k, hosts in ((1, 1, 1), (1, 6, 1), (6, 6, 6), (1, 1, 0), (2, 2, 0)):
+            usual = roomy(shape, top_k)
+            problem = Problem(experts, touched, top_k, hosts, repeats)
+            for overlap in (1, 5):
+                facts: Facts = {"hidden": shape.hidden, "touched": touched, "top_k": top_k}
+                facts |= {"host": hosts, "overlap": overlap}
+                facts["us"] = problem.microseconds(overlap=overlap)
+                shown = usual.host_blocks if hosts else usual.blocks
+                yield {**facts, **_traced(problem, usual.blocks, shown, overlap)}
+
+
+def _memories(repeats: int) -> Iterator[Facts]:
+    """One host expert in memory as torch pins it and in huge pages, by blocks that read."""
+    for shape in SHAPES:
+        for huge in (False, True):
+            experts = RandomExperts(6 * CALLS, shape, huge=huge)
+            usual, _ = roomy(shape, 1), roomy(shape, 6)
+            one = Problem(experts, 1, 1, 1, repeats)
+            six = Problem(experts, 6, 6, 6, repeats)
+            for parts in ((2, 1), (4, 2), (8, 4)):
+                for blocks in (8, 16, 32, 48, 64):
+                    chosen = dataclasses.replace(
+                        usual, split_a=parts[0], split_b=parts[1], host_blocks=blocks
+                    )
+                    yield {
+                        "hidden": shape.hidden,
+                        "huge": huge,
+                        "parts": parts,
+                        "host_blocks": blocks,
+                        "us": one.microseconds(chosen=chosen),
+                        "six_us": six.microseconds(chosen=chosen),
+                    }
+
+
+def _traced(problem: Problem, blocks: int, shown: int, overlap: int) -> Facts:
+    traces = torch.zeros(CALLS, blocks + 1, RECORDS, 3, dtype=torch.int64, device="cuda")
+
+    def calls() -> None:
+        for (weights, ids), trace in zip(problem.sets, traces, strict=True):
+            cuda.decode(problem.x, weights, ids, problem.table, overlap=overlap, trace=trace)
+
+    calls()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        calls()
+    for _ in range(3):
+        traces.zero_()
+        graph.replay()
+    torch.cuda.synchronize()
+    before, mine = traces[1].tolist(), traces[2].tolist()
+    start = max(row[0] for block in before[:-1] for row in block if row[2] >> 32 == ENDED)
+    rows = [
+        [
+            (what >> 32, what & 0xFFFFFFFF, round((at - start) / 1e3, 2))
+            for at, _, what in block
+            if at
+        ]
+        for block in mine
+    ]
+    return {
+        "clocks_a_ns": _clocks(mine[0]),
+        "when": _summary(rows, shown),
+        "rotation": rows[-1],
+        "blocks": rows[:shown],
+    }
+
+
+def _clocks(block: list[list[int]]) -> float:
+    used = [row for row in block if row[0]]
+    return (used[-1][1] - used[0][1]) / max(1, used[-1][0] - used[0][0])
+
+
+def _summary(rows: list[list[tuple[int, int, float]]], shown: int) -> Facts:
+    """First, median and last of what the blocks did first, and when the last unit was done."""
+    out: Facts = {}
+    names = {BEGAN: "began", ROUTED: "routed", ASKED: "asked", READY: "inputs", EMPTY: "empty"}
+    for what, name in names.items():
+        firsts = sorted(
+            next(at for kind, _, at in row if kind == what)
+            for row in rows[:shown]
+            if any(kind == what for kind, _, _ in row)
+        )
+        if firsts:
+            out[name] = [firsts[0], firsts[len(firsts) // 2], firsts[-1]]
+    for what, name in ((WALKED, "walked"), (DONE, "done")):
+        out[f"last_{name}"] = max(at for row in rows for kind, _, at in row if kind == what)
+    ends = [at for row in rows for kind, _, at in row if kind == ENDED]
+    out["ended"] = ends[0] if ends else None
+    return out
+
+
+if __name__ == "__main__":
+    sys.exit(alone(measure, "expert_kernels.bench_gpu.trace", __doc__))
