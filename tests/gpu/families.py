@@ -82,9 +82,9 @@ PREDICTED = {
     "v41-*": "serves at KV block 64, proof ok; tokens equal whatever home, table and graphs; "
     "int4 rows hold the same values as the FP8 rows that vLLM reads",
     "v41-small-plain": "serves; tokens may part from v41-small-half: other roundings",
-    "*-128": "starts: on sm_90 attention and indexer of V4.1 take pages of 64 alone; a block of 128 "
-    "is two of them (select_common_block_size in v1/worker/utils.py); same tokens as 64. On sm_120 "
-    "they take 128 alone, so a block of 64 has no common size: that cannot be seen here",
+    "*-128": "starts: on sm_90 attention and indexer of V4.1 take pages of 64 alone; a block of "
+    "128 is two of them (select_common_block_size, v1/worker/utils.py); same tokens as 64. On "
+    "sm_120 they take 128 alone, so a block of 64 has no common size: that cannot be seen here",
     "offload-*": "unknown: whole parameters of the first layers go to pinned memory at init",
 }
 
