@@ -16,8 +16,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -46,8 +45,7 @@ class Prefill(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """`rows` picks of one expert, from row `at` of its group."""
 
     expert: int
@@ -80,8 +78,7 @@ def cut(piece: Piece) -> list[Piece]:
     ]
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """Pieces of a group that go together: in one launch, or one expert made dense.
 
     `batch` is waited for before (None: in device memory), and released after if this is its `last`.
@@ -96,8 +93,10 @@ class Run:
 def runs(group: Sequence[Piece], batch_of: dict[int, int], ends: dict[int, Piece]) -> list[Run]:
     """What is launched for a group, in order. `ends`: the last piece of each batch."""
     out: list[Run] = []
-    for batch in sorted({batch_of.get(p.expert, -1) for p in group}):
-        mine = [p for p in group if batch_of.get(p.expert, -1) == batch]
+    together: dict[int, list[Piece]] = {}
+    for piece in group:
+        together.setdefault(batch_of.get(piece.expert, -1), []).append(piece)
+    for batch, mine in sorted(together.items()):
         few = [p for p in mine if p.rows < launch.DENSE_ROWS]
         made = [Run([q for p in few for q in cut(p)], False)] if few else []
         made += [Run([p], True) for p in mine if p.rows >= launch.DENSE_ROWS]
@@ -283,6 +282,7 @@ def _multiply(scratch: Group, trellises: Trellises, routed: Routed) -> None:
     counts = [0 if run.dense else len(run.pieces) for made in planned for run in made]
     starts = iter(itertools.accumulate(counts, initial=0))
     launches = [[(run, next(starts)) for run in made] for made in planned]
+    trellises.copy_ahead(len(trellises.batches))
     caller, urgent = trellises.caller, trellises.urgent
     urgent.wait_stream(caller)
     gathered, multiplied, added = ([torch.cuda.Event() for _ in work] for _ in range(3))

@@ -104,7 +104,9 @@ class Trellises:
             self.urgent = self.staging.urgent
             # What an earlier call still reads from the buffers, this stream has ordered before.
             self.staging.stream.wait_stream(self.caller)
-        self._copy_ahead(4)  # the others when products are on their way
+        # 2 ms of copies at 13 MB each: enough until the products are planned. What the plan copies to
+        # the device comes behind them.
+        self.copy_ahead(4)
 
     def of(self, expert: int) -> list[int]:
         """Where the expert's trellises are while it is multiplied."""
@@ -122,7 +124,7 @@ class Trellises:
         """All that reads this batch is enqueued: its slots take the experts that come next."""
         self.read[batch].record(self.urgent)
         self.released = batch + 1
-        self._copy_ahead(len(self.batches))
+        self.copy_ahead(len(self.batches))
 
     def keep(self) -> None:
         """Experts that were read where they are, to where they are to be kept as well."""
@@ -136,7 +138,7 @@ class Trellises:
         assert self.staging is not None
         return self.kept.get(expert, self.staging.slot(self.number[expert]))
 
-    def _copy_ahead(self, most: int) -> None:
+    def copy_ahead(self, most: int) -> None:
         """Enqueue batches, up to the `most`-th, whose slots' earlier reads are enqueued already."""
         while self.copied < min(most, len(self.batches)):
             assert self.staging is not None
