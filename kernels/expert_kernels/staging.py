@@ -104,8 +104,8 @@ class Trellises:
             self.urgent = self.staging.urgent
             # What an earlier call still reads from the buffers, this stream has ordered before.
             self.staging.stream.wait_stream(self.caller)
-        # 2 ms of copies at 13 MB each: enough until the products are planned. What the plan copies to
-        # the device comes behind them.
+        # 2 ms of copies at 13 MB each: enough until the products are planned. What the plan copies
+        # to the device comes behind them.
         self.copy_ahead(4)
 
     def of(self, expert: int) -> list[int]:
