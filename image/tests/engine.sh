@@ -44,7 +44,8 @@ start() {
 
 stop() {
     [ -f "$folder/pid" ] || return 0
-    docker -H "$socket" ps -aq | xargs -r docker -H "$socket" rm -f >/dev/null
+    # An engine that does not answer is ended all the same, and what it changed put back.
+    docker -H "$socket" ps -aq | xargs -r docker -H "$socket" rm -f >/dev/null || true
     kill "$(cat "$folder/pid")" 2>/dev/null || true
     for _ in $(seq 1 100); do
         kill -0 "$(cat "$folder/pid")" 2>/dev/null || break

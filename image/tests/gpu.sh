@@ -10,6 +10,14 @@ sources="image/compile.py constraints/engine-gpu.txt kernels/expert_kernels/buil
 # shellcheck disable=SC2086
 key=$(cat $sources | sha256sum | cut -c1-16)
 folder=$1
+NEEDED_GIB=25
+
+free=$(($(df --output=avail -BM "$folder" | tail -1 | tr -dc 0-9) / 1024))
+if [ "$free" -lt "$NEEDED_GIB" ]; then
+    echo "$folder has $free GiB free, and the gpu flavour's image takes $NEEDED_GIB to build." >&2
+    echo "fix: TMPDIR=FOLDER on a larger disk" >&2
+    exit 1
+fi
 
 found() {
     local one
@@ -34,7 +42,7 @@ if [ ! -f image/kernels/libexpert_kernels.so ]; then
     if [ ! -f "$cache/$key/libexpert_kernels.so" ]; then
         echo "no kernels of these sources yet: compiling them once, for sm_90"
         time make kernels NETWORK=host ARCHITECTURES=9.0
-        mkdir -p "$cache" && rm -rf "${cache:?}"/* # the sources before these
+        rm -rf "${cache:?}" && mkdir -p "$cache" # those of the sources before these
         cp -r image/kernels "$cache/.new" && mv "$cache/.new" "$cache/$key"
     else
         cp -r "$cache/$key/." image/kernels/

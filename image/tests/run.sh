@@ -7,9 +7,9 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 here=$PWD
 shared=${MOE_APPLIANCE_SHARED:-$here/../shared}
-folder=$(mktemp -d /tmp/appliance-image.XXXXXX)
+folder=$(mktemp -d "${TMPDIR:-/tmp}/appliance-image.XXXXXX")
 finish() {
-    "$here/image/tests/node.sh" stop "$folder"
+    "$here/image/tests/node.sh" stop "$folder" || true
     "$here/image/tests/engine.sh" stop "$folder"
     rm -rf "$folder"
 }
