@@ -8,6 +8,8 @@ from typing import Any
 CHUNK_BYTES, REFUSED_CHUNK = 256 << 10, 3
 MAP_NORESERVE = 0x4000  # mman.h: nothing is set aside, so a page may be missing when it is touched
 STEPS = 20
+# Shared, anonymous, at this place, with no right to anything: nobody can pin that.
+NOBODYS = 0x01 | 0x20 | 0x10
 
 
 def register() -> None:
@@ -18,7 +20,7 @@ def register() -> None:
 
 
 def refuse_a_chunk() -> None:
-    """The memory of chunk 3 is gone when the driver is to pin it: the kernel refuses the driver."""
+    """Chunk 3 is nobody's memory when the driver is to pin it: the kernel refuses the driver."""
     from appliance.engine import pinning
     from appliance.engine.hostmem import libc
 
@@ -26,7 +28,7 @@ def refuse_a_chunk() -> None:
 
     def register(driver: Any, address: int, size_bytes: int, *, read_only: bool = False) -> int:
         if calls[0] == REFUSED_CHUNK:
-            libc.munmap(address, size_bytes)
+            libc.mmap(address, size_bytes, 0, NOBODYS, -1, 0)
         calls[0] += 1
         return real(driver, address, size_bytes, read_only=read_only)
 

@@ -32,6 +32,7 @@ REPO = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPO), str(REPO / "kernels"), str(REPO / "tests" / "gpu")]
 
 from environment import descendants, engine_environment, say, write_plugin_metadata  # noqa: E402
+from fault_plugin import NOBODYS  # noqa: E402
 from made import make_model  # noqa: E402
 
 MIB = 1 << 20
@@ -98,13 +99,13 @@ def refused(act: Callable[[], Any]) -> str | None:
 
 
 def pin_with_a_hole() -> bool:
-    """Chunk 4 of 8 has no memory: refused, and those before it can be pinned again."""
+    """Chunk 4 of 8 is nobody's: refused, and those before it can be pinned again."""
     from appliance.engine.hostmem import HostMapping, libc
     from appliance.engine.pinning import Driver, Pinned
 
     mapping = HostMapping(64 * MIB)
     pieces = [range(at, at + 8 * MIB) for at in range(0, 64 * MIB, 8 * MIB)]
-    libc.munmap(mapping.address + 32 * MIB, 8 * MIB)
+    libc.mmap(mapping.address + 32 * MIB, 8 * MIB, 0, NOBODYS, -1, 0)
     said = refused(lambda: Pinned(mapping.address, pieces))
     code = Driver().register(mapping.address, 32 * MIB)
     Driver().unregister(mapping.address)
