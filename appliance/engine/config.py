@@ -70,7 +70,7 @@ class Exl3Config(compat.QuantizationConfig):
         rename = compat.v41_module if checkpoint.model_type == V41 else str
         self.linear_names = frozenset(_stems(dense, ".trellis", rename))
         self.scaled_names = frozenset(_stems(dense, ".scale", rename))
-        quantization = checkpoint.config.get("quantization_config")
+        quantization: Any = checkpoint.config.get("quantization_config")
         rest = quantization.get("non_routed_quantization") if quantization else None
         if self.scaled_names:
             if rest is None:
