@@ -13,7 +13,7 @@ ARG KERNELS=build
 
 FROM ${BASE_IMAGE} AS base
 ENV DEBIAN_FRONTEND=noninteractive PYTHONDONTWRITEBYTECODE=1 PIP_DISABLE_PIP_VERSION_CHECK=1 \
-    PIP_ROOT_USER_ACTION=ignore
+    PIP_ROOT_USER_ACTION=ignore PIP_DEFAULT_TIMEOUT=60 PIP_RETRIES=8
 # numactl: vLLM binds each worker with it.
 RUN apt-get update -qq \
  && apt-get install -y -qq --no-install-recommends ca-certificates python3 python3-venv numactl \

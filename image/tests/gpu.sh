@@ -10,7 +10,7 @@ sources="image/compile.py constraints/engine-gpu.txt kernels/expert_kernels/buil
 # shellcheck disable=SC2086
 key=$(cat $sources | sha256sum | cut -c1-16)
 folder=$1
-NEEDED_GIB=25
+NEEDED_GIB=20
 
 free=$(($(df --output=avail -BM "$folder" | tail -1 | tr -dc 0-9) / 1024))
 if [ "$free" -lt "$NEEDED_GIB" ]; then
