@@ -55,12 +55,12 @@ _EXPERT = 3 * 5120 * 2304 * 3 // 8
 H200 = KernelCurve(
     name="expert_kernels on H200",
     device_points=(
-        (_EXPERT, 86.6e-6),
-        (6 * _EXPERT, 128.7e-6),
-        (12 * _EXPERT, 250.5e-6),
-        (24 * _EXPERT, 387.9e-6),
-        (36 * _EXPERT, 559.0e-6),
-        (48 * _EXPERT, 733.4e-6),
+        (_EXPERT, 89.1e-6),
+        (6 * _EXPERT, 98.1e-6),
+        (12 * _EXPERT, 169.8e-6),
+        (24 * _EXPERT, 292.8e-6),
+        (36 * _EXPERT, 420.8e-6),
+        (48 * _EXPERT, 550.4e-6),
     ),
     host_start_seconds=35e-6,
 )

@@ -20,8 +20,8 @@ DENSE_RATE = (0.5, 0.7, 0.9)
 LAYER_SECONDS = (30e-6, 60e-6, 120e-6)
 # EXL3 matrices beside the experts are bound by their decoding: one launch for those that share
 # inputs (two of attention's four). Fitted to 21 to 168 M weights on an H200 (h200-data-plane.md).
-LINEAR_WEIGHTS_PER_SECOND = 2.4e12
-LINEAR_SECONDS = 3.75e-6
+LINEAR_WEIGHTS_PER_SECOND = 3.4e12
+LINEAR_SECONDS = 3.6e-6
 # Device work on experts where the curve is not from this card: the kernel is bound by its
 # decoding, not by memory, and was measured on an H200 only:
 OTHER_CARD = (0.6, 1.0, 1.8)

@@ -50,6 +50,7 @@ def engine_environment(plugin: Path) -> dict[str, str]:
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
         "NVSHMEM_DISABLE_NVLS": "1",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the plan's order
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # where it is tried without a GPU
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "4"),
     }
 

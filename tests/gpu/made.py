@@ -25,7 +25,7 @@ def model_spec(small: bool, layers: int) -> Any:
     from appliance.checkpoint.synth import SynthSpec
 
     if small:
-        return SynthSpec(layers=3, dense_layers=0, hidden_size=256, intermediate_size=128,
+        return SynthSpec(layers=3, dense_layers=0, hidden_size=256, intermediate_size=256,
                          experts=384, top_k=6)  # fmt: skip
     return SynthSpec(layers=layers, dense_layers=0, hidden_size=5120, intermediate_size=2304,
                      experts=384, top_k=6, heads=32, kv_heads=8)  # fmt: skip

@@ -49,7 +49,10 @@ def spec(small: bool) -> Any:
 
 
 def dense_folder(work: Path, model: Path) -> Path:
-    """The same model without EXL3: configuration and tokenizer only, weights are drawn by vLLM."""
+    """The same model without EXL3: configuration and tokenizer only, weights are drawn by vLLM.
+
+    They may choose any token, so its tokenizer has text for each: half of a letter would be none.
+    """
     folder = work / "dense"
     folder.mkdir(exist_ok=True)
     for file in model.glob("*.json"):
@@ -59,6 +62,8 @@ def dense_folder(work: Path, model: Path) -> Path:
     config.pop("quantization_config")
     config["torch_dtype"] = "bfloat16"
     (folder / "config.json").write_text(json.dumps(config))
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"decoder": {"type": "Fuse"}}))
     return folder
 
 
