@@ -13,7 +13,7 @@ ARG KERNELS=build
 
 FROM ${BASE_IMAGE} AS base
 ENV DEBIAN_FRONTEND=noninteractive PYTHONDONTWRITEBYTECODE=1 PIP_DISABLE_PIP_VERSION_CHECK=1 \
-    PIP_ROOT_USER_ACTION=ignore
+    PIP_ROOT_USER_ACTION=ignore PIP_DEFAULT_TIMEOUT=60 PIP_RETRIES=8
 # numactl: vLLM binds each worker with it.
 RUN apt-get update -qq \
  && apt-get install -y -qq --no-install-recommends ca-certificates python3 python3-venv numactl \
@@ -24,6 +24,8 @@ ARG FLAVOUR
 # Another index for torch alone; local wheels in image/wheels come first.
 ARG TORCH_INDEX=""
 ARG WITH_VLLM_EXL3=""
+# 1: no copies of the wheels are kept for the next build.
+ARG PIP_NO_CACHE_DIR=""
 WORKDIR /build
 # Only what the engine is made of: nothing else may make this layer stale.
 COPY constraints/engine-${FLAVOUR}.in constraints/engine-${FLAVOUR}.txt constraints/
@@ -50,6 +52,7 @@ ARG TORCH_CUDA_ARCH_LIST="9.0 12.0"
 ARG TORCH_INDEX=""
 ARG WITH_VLLM_EXL3=""
 ARG MAX_JOBS=""
+ARG PIP_NO_CACHE_DIR=""
 ENV TRITON_LIBCUDA_PATH=/usr/lib/x86_64-linux-gnu
 WORKDIR /build
 RUN apt-get update -qq \

@@ -10,7 +10,7 @@ sources="image/compile.py constraints/engine-gpu.txt kernels/expert_kernels/buil
 # shellcheck disable=SC2086
 key=$(cat $sources | sha256sum | cut -c1-16)
 folder=$1
-NEEDED_GIB=25
+NEEDED_GIB=20
 
 free=$(($(df --output=avail -BM "$folder" | tail -1 | tr -dc 0-9) / 1024))
 if [ "$free" -lt "$NEEDED_GIB" ]; then
@@ -53,7 +53,8 @@ cat image/kernels/build.json
 echo "building the gpu flavour with kernels from the cache stage"
 export APPLIANCE_IMAGE=moe-appliance:gpu
 time docker build --network host --build-arg FLAVOUR=gpu --build-arg KERNELS=cache \
-    --build-arg BASE_IMAGE=$APPLIANCE_BASE_IMAGE -t $APPLIANCE_IMAGE --progress plain . >"$folder/build.log" 2>&1 ||
+    --build-arg PIP_NO_CACHE_DIR=1 --build-arg BASE_IMAGE=$APPLIANCE_BASE_IMAGE \
+    -t $APPLIANCE_IMAGE --progress plain . >"$folder/build.log" 2>&1 ||
     { tail -40 "$folder/build.log" >&2; exit 1; }
 docker image ls
 .venv/bin/pytest -q -s image/tests/test_gpu_image.py image/tests/test_gpu_launch.py

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from upgrades import Lab, environment_of
 
-ITEMS, TURNS, STREAMS = 30, 240, 2
+ITEMS, TURNS, STREAMS = 12, 160, 2
 SHAPE = {
     "system_tokens": 40,
     "turns": {"median": 3, "p95": 5, "least": 2, "most": 6},
@@ -24,7 +24,11 @@ SHAPE = {
     "long_share": 0,
     "most_context_tokens": 500,
 }
-MODELS = {"a": ("--seed", "1"), "other": ("--seed", "2"), "deep": ("--seed", "1", "--layers", "12")}
+MODELS = {
+    "a": ("--seed", "1", "--layers", "2"),
+    "other": ("--seed", "2", "--layers", "2"),
+    "deep": ("--seed", "1", "--layers", "6"),
+}
 
 
 def question(number: int) -> str:
@@ -49,7 +53,10 @@ def own_words(lab: Lab) -> dict[int, str]:
     code, text = lab.run("accuracy", "run", str(asked), "--out", str(out), "--count", str(ITEMS))
     assert code == 0, text
     rows = [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()]
-    found = {int(row["id"]): re.findall(r"[a-z]{3,}", row["answer"].lower()) for row in rows}
+    found = {
+        int(row["id"].split("/")[-1]): re.findall(r"[a-z]{3,}", row["answer"].lower())
+        for row in rows
+    }
     return {number: max(words, key=len) for number, words in found.items() if words}
 
 
