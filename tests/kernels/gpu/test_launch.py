@@ -36,7 +36,7 @@ def test_blocks_fit_the_multiprocessors_they_are_meant_for(
     assert plan.blocks == resident * count and resident in (1, 2)
     need = launch.shared_bytes(plan.groups, architecture)
     assert resident * need <= launch._SHARED_OF_ONE.get(architecture, 100 << 10)
-    assert 1 <= plan.link_blocks <= plan.host_blocks <= plan.blocks
+    assert 1 <= plan.host_blocks <= plan.blocks
 
 
 def test_two_blocks_share_a_multiprocessor_of_an_h200_and_one_has_that_of_a_smaller_card() -> None:
