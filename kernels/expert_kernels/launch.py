@@ -22,9 +22,9 @@ PREFILL_WINDOW = 2  # groups of rows begun and not yet added: 64 KB of scratch a
 PREFILL_BATCH = 8
 PREFILL_ROWS = 4096  # rows multiplied at once: bounds the scratch
 PIECE_ROWS = 128  # rows of a block of the fused products: csrc/experts.h, EXPERTS_PIECE_ROWS
-# An expert with as many is made dense for cuBLAS: 173 us, and 183 fused, at 256 rows; 181 and 128
-# at 128.
-DENSE_ROWS = 256
+# An expert with as many is made dense for cuBLAS. us fused and dense, the latter with a fast and a
+# slow host: 162, 185 and 304 at 256 rows; 221, 205 and 299 at 512; 364, 274 and 325 at 1,024.
+DENSE_ROWS = 512
 BLOCK = 128  # columns of a unit, and the rotation's block
 # 16 blocks come close to the link (43 GB/s) and leave the others to the device: 419 us at 24
 # touched and 1 on the host, 427 with 24. Where the link decides how long a layer takes, 48 share
