@@ -90,9 +90,6 @@ class Pool:
         if file is not None:
             self.mapping, self.span_bytes = file, file.size_bytes
             self.memory = torch.frombuffer(file.view(0, file.size_bytes), dtype=torch.uint8)
-            if device.type != "cpu":
-                pieces = [p for run in file.pieces for p in chunks_of(run, starts)]
-                self.pinned = Pinned(file.address, pieces, read_only=True)
         elif size_bytes == 0:
             self.memory = torch.empty(0, dtype=torch.uint8)
         elif home == "device" and device.type != "cpu":
@@ -102,9 +99,22 @@ class Pool:
             self.mapping = HostMapping(size_bytes, node=node)
             view = self.mapping.view(0, size_bytes)
             self.memory = torch.frombuffer(view, dtype=torch.uint8)
-            if device.type != "cpu":
-                self.pinned = Pinned(self.mapping.address, chunks(starts, size_bytes))
+        if self.mapping is not None and device.type != "cpu":
+            try:
+                self._pin(starts)
+            except BaseException:
+                self.mapping.close()
+                raise
         self.address = self.memory.data_ptr() if size_bytes else 0
+
+    def _pin(self, starts: Sequence[int]) -> None:
+        mapping = self.mapping
+        assert mapping is not None
+        if isinstance(mapping, FileMapping):
+            pieces = [p for run in mapping.pieces for p in chunks_of(run, starts)]
+        else:
+            pieces = chunks(starts, self.size_bytes)
+        self.pinned = Pinned(mapping.address, pieces, read_only=self.is_read_only)
 
     def close(self) -> None:
         """Unregister and unmap host memory. Nobody may read it any more."""
@@ -115,6 +125,33 @@ class Pool:
 
     def contains(self, address: int, size_bytes: int) -> bool:
         return self.address <= address and address + size_bytes <= self.address + self.span_bytes
+
+
+class DeviceMemoryError(RuntimeError):
+    """The device has not what the plan gives it. The message has the way out."""
+
+
+def shortage(needed: int, free: int, slots: Sequence[int]) -> str:
+    """What is said where `needed` bytes do not fit into `free`. `slots`: where each begins, in
+    bytes from the first resident."""
+    ends = [*slots[1:], needed]
+    where = (
+        f"slot {sum(end <= free for end in ends) + 1:,} of {len(slots):,} would not fit"
+        if slots and free >= slots[0]
+        else "the residents alone would not fit"
+    )
+    return (
+        f"experts need {needed:,} bytes of device memory and {free:,} are free: {where}. Try: stop "
+        "what else uses the GPU (nvidia-smi), or plan again with --device-memory or --cache-slots"
+    )
+
+
+def _device_pool(size_bytes: int, slots: Sequence[int], device: torch.device) -> Pool:
+    try:
+        return Pool("device", size_bytes, device, None)
+    except torch.OutOfMemoryError as error:
+        free, _ = torch.cuda.mem_get_info(device)
+        raise DeviceMemoryError(shortage(size_bytes, free, slots)) from error
 
 
 class Arena:
@@ -150,10 +187,14 @@ class Arena:
             away = [(offset, size) for home, offset, size in offsets.values() if home == "host"]
             file = FileMapping(stored.path, runs(away), node)
         starts = sorted(offset for home, offset, _ in offsets.values() if home == "host")
-        self.pools = {
-            "device": Pool("device", sizes["device"], device, None),
-            "host": Pool("host", sizes["host"], device, node, starts, file),
-        }
+        begin = [at for places in slots.values() for at in places]
+        in_device = _device_pool(sizes["device"], begin, device)
+        try:
+            in_host = Pool("host", sizes["host"], device, node, starts, file)
+        except BaseException:
+            in_device.close()
+            raise
+        self.pools = {"device": in_device, "host": in_host}
         self.blocks = {
             key: Block(home, self.pools[home].address + offset, size)
             for key, (home, offset, size) in offsets.items()

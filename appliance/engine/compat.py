@@ -46,6 +46,7 @@ __all__ = [
     "engram_ranks",
     "filter_v41_weights",
     "init_logger",
+    "non_routed",
     "owner_of",
     "platform_worker",
     "register_op",
@@ -53,14 +54,16 @@ __all__ = [
     "require_owner",
     "set_weight_attrs",  # gives a placeholder its weight_loader
     "settings_of",
+    "v41_module",
 ]
 
 # What vLLM merges where a model class does not say so itself: Qwen3-MoE merges gate_up_proj in
 # every dense layer, but names it only when its configuration lists mlp_only_layers.
 MERGED_MODULES = {
     "qkv_proj": ["q_proj", "k_proj", "v_proj"],
-    "gate_up_proj": ["gate_proj", "up_proj"],
+    "gate_up_proj": ["gate_proj", "up_proj", "w1", "w3"],  # w: DeepSeek-V4's words
     "fused_qkv_a_proj": ["q_a_proj", "kv_a_proj_with_mqa"],
+    "fused_wqa_wkv": ["wq_a", "wkv"],
 }
 SUPPORTED_VERSIONS = ("0.32.0", "0.33.0")
 
@@ -133,6 +136,24 @@ def settings_of(vllm_config: Any) -> dict[str, Any]:
 def register_op(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:
     """Make torch.ops.vllm.<name>: opaque to torch.compile, known to CUDA-graph capture."""
     direct_register_custom_op(op_name=name, op_func=function, fake_impl=fake)
+
+
+def non_routed(model_type: str, config: dict[str, Any]) -> Any:
+    """vLLM's own quantisation of what a package left as the release has it: FP8 alone is known.
+
+    Raises ValueError for another. DeepSeek's FP8 has blocks and scales of its own.
+    """
+    word = config.get("quant_method")
+    if word != "fp8":
+        raise ValueError(f"non_routed_quantization {word!r} is not supported; fp8 is")
+    method = "deepseek_v4_fp8" if model_type.startswith("deepseek_v4") else "fp8"
+    return get_quantization_config(method).from_config(dict(config))
+
+
+def v41_module(name: str) -> str:
+    """DeepSeek-V4.1 (0.33.0): the module that a stored name becomes. Its class makes its mapper as
+    it is built, too late for `apply_vllm_mapper`."""
+    return "language_model.model." + name.replace(".shared_experts.w2", ".shared_experts.down_proj")
 
 
 def replace_engram_table(make: Callable[..., Any]) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from appliance.checkpoint.model import Checkpoint
 from appliance.engine import compat
+from appliance.engine.config import V41
 from appliance.engine.hostmem import Node
 from appliance.engine.linear import codebook_of
 from appliance.engine.rank import open_state
@@ -21,14 +22,13 @@ from appliance.engine.tables import Int4Table
 from appliance.plan.model import parse_ids
 from expert_kernels import reference
 
-MODEL_TYPE = "deepseek_v41"
 HEAD = "head."
 Weights = Iterable[tuple[str, torch.Tensor]]
 
 
 def prepare(checkpoint: Checkpoint) -> None:
     """Make vLLM's class ready for this checkpoint. Nothing for other models; may be repeated."""
-    if checkpoint.model_type != MODEL_TYPE:
+    if checkpoint.model_type != V41:
         return
     int4 = {table.layer: table.name for table in checkpoint.tables if table.format == "int4"}
     if int4:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from appliance.engine import compat
-from expert_kernels import codec, ops
+from expert_kernels import codec, ops, reference
 
 TENSOR_KINDS = {
     "trellis": torch.int16,
@@ -124,6 +124,9 @@ class Exl3LinearMethod(compat.LinearMethodBase):
                     f"{self.prefix}: part {index} came without {', '.join(missing)}; "
                     "the checkpoint is incomplete"
                 )
+        if getattr(layer, "is_bmm", False):  # DeepSeek-V4 reads the weight of wo_a itself
+            (part,) = self.parts
+            layer.weight = torch.nn.Parameter(_dense(part), requires_grad=False)
 
     def apply(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
@@ -152,6 +155,18 @@ def _slice(kind: str, tensor: torch.Tensor, part: Part) -> torch.Tensor:
             return tensor[part.columns[0] : part.columns[1], low:high]
         case _:
             return tensor
+
+
+def _dense(part: Part) -> torch.Tensor:
+    """A part as a plain bf16 weight [outputs, inputs]."""
+    tensors = part.tensors
+    if "weight" in tensors:
+        return tensors["weight"].to(torch.bfloat16)
+    kinds = (tensors["trellis"], tensors["suh"], tensors["svh"])
+    skip = part.columns[0] % HADAMARD
+    dense = reference.dequantise(*kinds, codebook_of(set(tensors))).T
+    wanted = dense[skip : skip + part.columns[1] - part.columns[0]]
+    return wanted.to(torch.bfloat16).contiguous()
 
 
 def _multiply(x: torch.Tensor, parts: list[Part]) -> torch.Tensor:

@@ -31,6 +31,7 @@ class Driver:
     """What pinning needs of libcuda. HostMemoryError if there is none."""
 
     def __init__(self, library: str = "libcuda.so.1") -> None:
+        self.library = library
         try:
             self._lib = ctypes.CDLL(library)
         except OSError as error:

@@ -17,7 +17,10 @@ STREAMS = (1, 2, 4, 6, 8)
 # Each triple is low, likely, high. Share of peak memory rate that dense layers get at few rows:
 DENSE_RATE = (0.5, 0.7, 0.9)
 # Seconds a layer spends on launches, small kernels and, over ranks, two all-reduces:
-LAYER_SECONDS = (30e-6, 60e-6, 120e-6)
+LAYER_SECONDS = (20e-6, 32e-6, 80e-6)
+# No step is shorter: what the engine's processes do between two steps (three layers on an H200, one
+# rank: 1.7 ms; over two ranks of four layers 2.1). Another processor may take more.
+LEAST_STEP_SECONDS = (1.2e-3, 1.7e-3, 3e-3)
 # EXL3 matrices beside the experts are bound by their decoding: one launch for those that share
 # inputs (two of attention's four). Fitted to 21 to 168 M weights on an H200 (h200-data-plane.md).
 LINEAR_WEIGHTS_PER_SECOND = 3.4e12
@@ -134,8 +137,9 @@ def step_seconds(
             compute += alone
             total += planned
         dense = max(_dense_seconds(demand, *card, edge) for card in zip(ranks, models, strict=True))
-        computes.append(compute + dense + len(layers) * LAYER_SECONDS[edge])
+        computed = compute + dense + len(layers) * LAYER_SECONDS[edge]
         waits.append(total - compute)
+        computes.append(max(computed, LEAST_STEP_SECONDS[edge] - waits[-1]))
         lost.append(FAR_CARDS[edge] * (computes[-1] + waits[-1]) if far else 0.0)
     return StepSeconds(_range(computes), _range(waits), _range(lost))
 

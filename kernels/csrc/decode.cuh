@@ -92,6 +92,15 @@ struct Layer {
         return unit.down ? 2 : warp / (kWarps / 2);
     }
 
+    // The scales that a unit's end needs, into the cache: a line of each of the first warps.
+    static __device__ __forceinline__ void ask_for_scales(
+        const ExpertsDecode& c, const Unit& unit, int expert, int warp) {
+        if (warp >= (unit.down ? 2 : 6)) return;
+        const int which = unit.down ? 8 : warp < 2 ? 2 : warp < 4 ? 5 : 7;
+        const char* at = reinterpret_cast<const char*>(c.table[9 * expert + which]) + 256 * unit.block + 128 * (warp & 1);
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+    }
+
     // This warp's part of a unit.
     static __device__ __forceinline__ Walk walk_of(
         const ExpertsDecode& c, const Routing& r, const Unit& unit, int warp) {
@@ -120,6 +129,7 @@ struct Layer {
         w.inputs = unit.down ? static_cast<const char*>(c.act)
                              : static_cast<const char*>(c.rotated) + projection * picks * w.pick_bytes;
         w.inputs += 32 * first;
+        ask_for_scales(c, unit, expert, warp);
         w.order = r.order + r.entry_start[unit.entry];
         w.rows = r.entry_rows[unit.entry];
         return w;
@@ -233,9 +243,8 @@ struct Layer {
             }
             activate(c, expert, pick, unit.block, gate, up);
         }
-        __threadfence();
         __syncthreads();
-        if (threadIdx.x == 0) atomicAdd(c.control + Control::kAct + unit.entry, 1);
+        if (threadIdx.x == 0) arrive(c.control + Control::kAct + unit.entry);
     }
 
     static __device__ __forceinline__ void finish_down(

@@ -57,11 +57,12 @@ __device__ __forceinline__ uint64_t swizzled_matrix(uint32_t at) {
     return kSwizzle128 << 62 | kEightRows << 32 | 1ull << 16 | (at & 0x3FFFF) >> 4;
 }
 
-// d[g]: a warp's 16 rows of a by columns 8g.. of b: 128 rows of 16 k as `swizzled_matrix` has them.
-__device__ __forceinline__ void multiply_group(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b) {
+// d[g]: a warp's 16 rows of a by columns 8g.. of b: 128 rows of 16 k as `swizzled_matrix` has them. With
+// `add` 0 d was not set before: sums that start as zeros would make the compiler wait for each product.
+__device__ __forceinline__ void multiply_group(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b, int add) {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
     asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
@@ -76,7 +77,7 @@ __device__ __forceinline__ void multiply_group(float (&d)[16][4], const uint32_t
           "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
           "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
           "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 #endif

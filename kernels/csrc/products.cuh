@@ -37,10 +37,14 @@ __device__ __forceinline__ int swizzled(int row, int chunk) { return row * kRowB
 using ProductSums = float[kPieceRows / 8][4];
 
 // One tile of k: the fragment of the warp's 16 columns times the rows' chunks 2*deep and the next.
-__device__ __forceinline__ void multiply(ProductSums& acc, const uint32_t (&a)[4], uint32_t inputs, int deep, int rows) {
+__device__ __forceinline__ void multiply(
+    ProductSums& acc, const uint32_t (&a)[4], uint32_t inputs, int deep, int rows, bool first) {
 #ifdef EXPERTS_WARPGROUPS
-    multiply_group(acc, a, swizzled_matrix(inputs + 32 * deep));
+    multiply_group(acc, a, swizzled_matrix(inputs + 32 * deep), !first);
 #else
+    if (first)
+        for (auto& of_rows : acc)
+            for (float& sum : of_rows) sum = 0.0f;
     const int lane = threadIdx.x & 31;
 #pragma unroll
     for (int pair = 0; pair < kPieceRows / 16; ++pair) {
@@ -86,7 +90,7 @@ __global__ void __launch_bounds__(kProductThreads, 2) products(const Products p)
         }
     };
 
-    ProductSums acc = {};
+    ProductSums acc;
     uint32_t a[kDeep][4];
     const int steps = p.k / (16 * kDeep);
     // Two stages less one are ahead: a slot is free when the products of the step before the last ended.
@@ -106,7 +110,7 @@ __global__ void __launch_bounds__(kProductThreads, 2) products(const Products p)
         for (int deep = 0; deep < kDeep; ++deep) {
             wait_products<kDeep - 1>();  // the one that reads a[deep]
             fragment<BITS8, CODEBOOK>(tiles + 8 * deep * BITS8, lane, a[deep]);
-            multiply(acc, a[deep], memory_at + slot * kInputBytes, deep, rows);
+            multiply(acc, a[deep], memory_at + slot * kInputBytes, deep, rows, step == 0 && deep == 0);
         }
     }
     wait_products<0>();

@@ -11,20 +11,22 @@ namespace exl3 {
 constexpr int kWarps = kThreads / 32;
 constexpr int kPad = 132;  // floats from row to row of 128: 8 columns by 4 rows hit 32 banks
 
+// One more at *counter, by one thread after a barrier: what the block has written before can be read by
+// who sees it, and what others had before theirs by the block after its next barrier.
+__device__ __forceinline__ int arrive(int32_t* counter) {
+    int before;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+}
+
 // True in the block whose arrival at *counter is the `expected`-th: then everything written before
 // the others' arrivals can be read. Called by all threads.
 __device__ inline bool last_to_arrive(int32_t* counter, int expected, int* shared) {
-    if (expected == 1) {
-        __syncthreads();
-        return true;
-    }
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) *shared = atomicAdd(counter, 1);
+    if (expected == 1) return true;
+    if (threadIdx.x == 0) *shared = arrive(counter);
     __syncthreads();
-    const bool last = *shared == expected - 1;
-    __threadfence();
-    return last;
+    return *shared == expected - 1;
 }
 
 // The four columns of this lane in a row, the parts of k added in order: first this block's warps'.

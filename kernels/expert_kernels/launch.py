@@ -22,9 +22,9 @@ PREFILL_WINDOW = 2  # groups of rows begun and not yet added: 64 KB of scratch a
 PREFILL_BATCH = 8
 PREFILL_ROWS = 4096  # rows multiplied at once: bounds the scratch
 PIECE_ROWS = 128  # rows of a block of the fused products: csrc/experts.h, EXPERTS_PIECE_ROWS
-# An expert with as many is made dense for cuBLAS: 173 us, and 183 fused, at 256 rows; 181 and 128
-# at 128.
-DENSE_ROWS = 256
+# An expert with as many is made dense for cuBLAS. us fused and dense, the latter with a fast and a
+# slow host: 162, 185 and 304 at 256 rows; 221, 205 and 299 at 512; 364, 274 and 325 at 1,024.
+DENSE_ROWS = 512
 BLOCK = 128  # columns of a unit, and the rotation's block
 # 16 blocks come close to the link (43 GB/s) and leave the others to the device: 419 us at 24
 # touched and 1 on the host, 427 with 24. Where the link decides how long a layer takes, 48 share
@@ -34,12 +34,14 @@ BLOCK = 128  # columns of a unit, and the rotation's block
 LINK_BLOCKS = 16
 HOST_BLOCKS = 48
 LINK_ENTRIES = 12
-# Units of gate and up, and of down, for each multiprocessor, at most. Fewer leave multiprocessors
-# without work, more cost sums over parts. us at 5120 x 2304 with (2, 1), (4, 1), (4, 2), (8, 4)
-# parts: 121, 87, 73, 50 at 1 pick a token and 1 touched; at 6 picks 129, 142, 138, 136 at 6 touched
-# and 739, 763, 803, 921 at 48. 7168 x 2048, 6 touched: 168, 143, 156, 158.
-UNITS_GATE_UP = 3
-UNITS_DOWN = 2
+# Parts of k: as many as give every block a unit and none two. us at 5120 x 2304, 1 pick a token,
+# with (14, 6), (10, 4), (8, 4) parts: 36.6, 39.6, 40.7; 2 picks with (7, 3), (8, 3), (5, 3): 49.2,
+# 53.7, 54.0; 7168 x 2048 with (16, 4), (14, 4), (8, 4): 38.7, 40.9, 47.0. Where that leaves a fifth
+# of the blocks without a unit of gate and up, half as many units again as blocks: 6 picks of 7168 x
+# 2048 touching 6 experts with 2, 3, 4, 5 parts: 129, 117, 109, 114.
+SHORTEST = 320
+FILLED = 0.8
+UNITS_A_BLOCK = 1.5
 _WARPS = 8
 _RESULT_BYTES = {1: 33792, 2: 67584, 4: 67584, 8: 67584}  # csrc/decode.cuh, Layer::kResultBytes
 _STATIC_BYTES = 14976 + 1024  # of a block, and what the system keeps of each
@@ -108,11 +110,13 @@ def decode(
     resident = max(1, min(2, shared // shared_bytes(groups, architecture)))
     # Few rows touch few experts: cut their k. More rows touch more experts.
     split_a = split_b = 1
-    if groups == 1:
-        most_a, most_b = UNITS_GATE_UP * multiprocessors, UNITS_DOWN * multiprocessors
-        split_a = _parts(hidden, top_k * intermediate // BLOCK, most_a, (1, 2, 4, 8))
-        split_b = _parts(intermediate, top_k * hidden // BLOCK, most_b, (1, 2, 4))
     blocks = resident * multiprocessors
+    if groups == 1:
+        units = top_k * intermediate // BLOCK
+        split_a = _parts(hidden, units, blocks)
+        if units * split_a < FILLED * blocks:
+            split_a = _parts(hidden, units, UNITS_A_BLOCK * blocks)
+        split_b = _parts(intermediate, top_k * hidden // BLOCK, blocks)
     return DecodeLaunch(
         groups=groups,
         split_a=split_a,
@@ -154,9 +158,9 @@ def linear(
     return LinearLaunch(groups, max(1, min(split, k // 256, 16)), ring)
 
 
-def _parts(k: int, units: int, most: float, choices: tuple[int, ...]) -> int:
-    """Parts of at least 512 of k rows that `units` units are cut into: at most `most` in all."""
-    return max(s for s in choices if s == 1 or (k // s >= 512 and units * s <= most))
+def _parts(k: int, units: int, most: float) -> int:
+    """Parts of at least SHORTEST of k rows that `units` units are cut into: `most` in all."""
+    return max(1, min(int(most // units), k // SHORTEST))
 
 
 def workspace(launch: DecodeLaunch, picks: int, hidden: int, intermediate: int) -> Workspace:

@@ -1,10 +1,10 @@
 """Many tokens through a routed layer on a GPU.
 
 Picks are sorted by expert and go by in groups of a few thousand rows. A group's experts in device
-memory are multiplied a group ahead, all in one launch, while the copy engine brings the host's
-(staging.py), a launch for each batch. What is multiplied when never changes a bit of the result,
-because every product has one order of its own and a token's picks are added in ascending order of
-expert.
+memory are multiplied a group ahead, all in one launch, on the caller's stream; the host's, which
+the copy engine brings meanwhile (staging.py), a launch for each batch on a stream that goes before
+it. What is multiplied when never changes a bit of the result, because every product has one order
+of its own and a token's picks are added in ascending order of expert.
 An expert with few rows has its weights decoded on their way into the matrix units; one with many
 becomes dense and goes through cuBLAS.
 
@@ -16,8 +16,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -46,8 +45,7 @@ class Prefill(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """`rows` picks of one expert, from row `at` of its group."""
 
     expert: int
@@ -80,8 +78,7 @@ def cut(piece: Piece) -> list[Piece]:
     ]
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """Pieces of a group that go together: in one launch, or one expert made dense.
 
     `batch` is waited for before (None: in device memory), and released after if this is its `last`.
@@ -96,8 +93,10 @@ class Run:
 def runs(group: Sequence[Piece], batch_of: dict[int, int], ends: dict[int, Piece]) -> list[Run]:
     """What is launched for a group, in order. `ends`: the last piece of each batch."""
     out: list[Run] = []
-    for batch in sorted({batch_of.get(p.expert, -1) for p in group}):
-        mine = [p for p in group if batch_of.get(p.expert, -1) == batch]
+    together: dict[int, list[Piece]] = {}
+    for piece in group:
+        together.setdefault(batch_of.get(piece.expert, -1), []).append(piece)
+    for batch, mine in sorted(together.items()):
         few = [p for p in mine if p.rows < launch.DENSE_ROWS]
         made = [Run([q for p in few for q in cut(p)], False)] if few else []
         made += [Run([p], True) for p in mine if p.rows >= launch.DENSE_ROWS]
@@ -121,8 +120,7 @@ class Group:
         window: int = 1,
     ) -> None:
         hidden, inner = table.hidden_size, table.intermediate_size
-        self.lib, self.call, self.table = lib, call, table
-        self.stream = torch.cuda.current_stream(device).cuda_stream
+        self.lib, self.call, self.table, self.device = lib, call, table, device
         self.all_inputs, self.all_outputs = (
             [torch.empty(window, rows, d, dtype=dtype, device=device) for d in sizes]
             for dtype, sizes in (
@@ -135,7 +133,11 @@ class Group:
         self.use(0, rows)
         self.bits8 = (_I * 3)(*(int(8 * bits) for bits in table.bits))
         self.codebook = cuda.CODEBOOKS[table.codebook]
-        self.dense: list[torch.Tensor] = []
+        self.dense: dict[int, list[torch.Tensor]] = {}  # by stream
+
+    @property
+    def stream(self) -> int:
+        return torch.cuda.current_stream(self.device).cuda_stream
 
     def use(self, index: int, rows: int) -> None:
         """What comes next is of the `index`-th group, which has so many rows."""
@@ -162,10 +164,10 @@ class Group:
     def through_dense(self, piece: Piece, addresses: list[int]) -> None:
         """The piece's rows through its expert, whose three matrices become dense for it."""
         hidden, inner = self.table.hidden_size, self.table.intermediate_size
-        if not self.dense:
+        if self.stream not in self.dense:
             shapes = ((hidden, inner), (hidden, inner), (inner, hidden))
-            self.dense = [self.inputs[0].new_empty(shape) for shape in shapes]
-        at = (_P * 3)(*(t.data_ptr() for t in self.dense))
+            self.dense[self.stream] = [self.inputs[0].new_empty(shape) for shape in shapes]
+        at = (_P * 3)(*(t.data_ptr() for t in self.dense[self.stream]))
         code = self.lib.experts_reconstruct_expert(
             *((_P * 3)(*addresses), at, hidden, inner, self.bits8, self.codebook, self.stream)
         )
@@ -179,7 +181,8 @@ class Group:
 
     def _product(self, projection: int, rows: slice) -> None:
         left, out = self.inputs[projection][rows], self.outputs[projection][rows]
-        torch.ops.aten.mm.dtype_out(left, self.dense[projection], torch.float32, out=out)
+        dense = self.dense[self.stream][projection]
+        torch.ops.aten.mm.dtype_out(left, dense, torch.float32, out=out)
 
 
 class Routed:
@@ -189,16 +192,15 @@ class Routed:
         count, addresses = table.experts, table.addresses
         self.tally = torch.zeros(count + 1, dtype=torch.int64, device=ids.device)
         self.tally.scatter_add_(0, ids + 1, torch.ones_like(ids))
-        missing = (addresses == 0).flatten(1).any(1)
-        wanted = torch.zeros_like(self.tally[1:]) if fill is None else fill
-        parts = (self.tally, missing.long(), wanted, addresses[:, :, 0].flatten())
-        said = torch.cat(parts).tolist()  # waits: routing decides what is copied and multiplied
-        self.not_ours, *self.counts = said[: count + 1]
-        missing_, self.kept = said[count + 1 : 2 * count + 1], said[2 * count + 1 : 3 * count + 1]
-        flat = said[3 * count + 1 :]
-        self.rows = [flat[3 * e : 3 * e + 3] for e in range(count)]
+        parts = (self.tally, addresses.flatten(), *([] if fill is None else [fill]))
+        said = torch.cat(parts).cpu()  # waits: routing decides what is copied and multiplied
+        self.not_ours, *self.counts = said[: count + 1].tolist()
+        numbers = said[count + 1 : 10 * count + 1].view(count, 3, 3)
+        self.rows = numbers[:, :, 0].tolist()
+        self.kept = [0] * count if fill is None else said[10 * count + 1 :].tolist()
         self.touched = [e for e, picks in enumerate(self.counts) if picks]
-        if gone := [e for e in self.touched if missing_[e]]:
+        missing = (numbers == 0).flatten(1).any(1).tolist()
+        if gone := [e for e in self.touched if missing[e]]:
             raise ValueError(
                 f"{len(gone)} picked experts are not here (address 0), the first is {gone[0]}"
             )
@@ -280,24 +282,43 @@ def _multiply(scratch: Group, trellises: Trellises, routed: Routed) -> None:
     counts = [0 if run.dense else len(run.pieces) for made in planned for run in made]
     starts = iter(itertools.accumulate(counts, initial=0))
     launches = [[(run, next(starts)) for run in made] for made in planned]
+    trellises.copy_ahead(len(trellises.batches))
+    caller, urgent = trellises.caller, trellises.urgent
+    urgent.wait_stream(caller)
+    gathered, multiplied, added = ([torch.cuda.Event() for _ in work] for _ in range(3))
     for index, on_host in steps(len(work), scratch.window):
         scratch.use(index, sum(piece.rows for piece in work[index]))
-        if not on_host:
-            scratch.step(GATHER)
-        for run, start in launches[index]:
-            if (run.batch is not None) != on_host:
-                continue
-            if run.batch is not None:
-                trellises.wait_for(run.batch)
-            if run.dense:
-                scratch.through_dense(run.pieces[0], trellises.of(run.pieces[0].expert))
+        with torch.cuda.stream(urgent if on_host else caller):
+            if on_host:
+                urgent.wait_event(gathered[index])
             else:
-                at = pieces.data_ptr() + 8 * _PIECE_WORDS * start
-                scratch.fused(at, len(run.pieces))
-            if run.last and run.batch is not None:
-                trellises.release(run.batch)
-        if on_host:
-            scratch.step(ADD)
+                if index >= scratch.window:
+                    caller.wait_event(added[index - scratch.window])
+                scratch.step(GATHER)
+                gathered[index].record()
+            for run, start in launches[index]:
+                if (run.batch is not None) == on_host:
+                    at = pieces.data_ptr() + 8 * _PIECE_WORDS * start
+                    _launch(run, at, scratch, trellises)
+            if on_host:
+                urgent.wait_event(multiplied[index])
+                scratch.step(ADD)
+                added[index].record()
+            else:
+                multiplied[index].record()
+    caller.wait_stream(urgent)
+
+
+def _launch(run: Run, pieces_at: int, scratch: Group, trellises: Trellises) -> None:
+    """A run on the current stream, after its batch is here."""
+    if run.batch is not None:
+        trellises.wait_for(run.batch)
+    if run.dense:
+        scratch.through_dense(run.pieces[0], trellises.of(run.pieces[0].expert))
+    else:
+        scratch.fused(pieces_at, len(run.pieces))
+    if run.last and run.batch is not None:
+        trellises.release(run.batch)
 
 
 def steps(count: int, window: int) -> Iterator[tuple[int, bool]]:

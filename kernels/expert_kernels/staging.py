@@ -21,12 +21,17 @@ if TYPE_CHECKING:
 
 
 class Staging:
-    """A ring of slots for host experts, and the stream that fills them."""
+    """A ring of slots for host experts, the stream that fills them and the one that reads them.
+
+    Blocks of the latter go before others that wait, so that the last expert to come is not behind
+    the many that were here.
+    """
 
     def __init__(self, device: torch.device, block_bytes: int) -> None:
         self.block_bytes, self.slots = block_bytes, launch.PREFILL_SLOTS
         self.ring = torch.empty(self.slots * block_bytes, dtype=torch.uint8, device=device)
         self.stream = torch.cuda.Stream(device)
+        self.urgent = torch.cuda.Stream(device, priority=-1)
 
     def slot(self, number: int) -> int:
         """Device address of where the `number`-th host expert of a call goes."""
@@ -93,12 +98,15 @@ class Trellises:
         self.read = [torch.cuda.Event() for _ in self.batches]
         self.copied = self.released = 0  # batches
         self.copied_bytes = sum(self.sizes) * len(host)
-        self.work = torch.cuda.current_stream(device)
+        self.caller = self.urgent = torch.cuda.current_stream(device)
         self.staging = prepare(device, sum(self.sizes)) if host else None
         if self.staging is not None:
+            self.urgent = self.staging.urgent
             # What an earlier call still reads from the buffers, this stream has ordered before.
-            self.staging.stream.wait_stream(self.work)
-        self._copy_ahead(4)  # the others when products are on their way
+            self.staging.stream.wait_stream(self.caller)
+        # 2 ms of copies at 13 MB each: enough until the products are planned. What the plan copies
+        # to the device comes behind them.
+        self.copy_ahead(4)
 
     def of(self, expert: int) -> list[int]:
         """Where the expert's trellises are while it is multiplied."""
@@ -110,18 +118,18 @@ class Trellises:
     def wait_for(self, batch: int) -> None:
         """Work enqueued from now on finds the batch copied."""
         assert batch < self.copied, "a wait for a copy that is not enqueued would wait for nothing"
-        self.work.wait_event(self.filled[batch])
+        self.urgent.wait_event(self.filled[batch])
 
     def release(self, batch: int) -> None:
         """All that reads this batch is enqueued: its slots take the experts that come next."""
-        self.read[batch].record(self.work)
+        self.read[batch].record(self.urgent)
         self.released = batch + 1
-        self._copy_ahead(len(self.batches))
+        self.copy_ahead(len(self.batches))
 
     def keep(self) -> None:
         """Experts that were read where they are, to where they are to be kept as well."""
         for expert in self.kept.keys() - self.batch_of.keys():
-            self._copy_expert(expert, self.kept[expert], self.work.cuda_stream)
+            self._copy_expert(expert, self.kept[expert], self.caller.cuda_stream)
 
     def _target(self, expert: int) -> int | None:
         """Where a host expert is copied: to where it is to be kept, else to its slot."""
@@ -130,7 +138,7 @@ class Trellises:
         assert self.staging is not None
         return self.kept.get(expert, self.staging.slot(self.number[expert]))
 
-    def _copy_ahead(self, most: int) -> None:
+    def copy_ahead(self, most: int) -> None:
         """Enqueue batches, up to the `most`-th, whose slots' earlier reads are enqueued already."""
         while self.copied < min(most, len(self.batches)):
             assert self.staging is not None

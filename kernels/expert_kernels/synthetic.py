@@ -5,7 +5,6 @@ trellis. For checks and measurements; layout as the engine's arena has it.
 from __future__ import annotations
 
 import dataclasses
-import mmap
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -47,9 +46,7 @@ class Shape:
 class RandomExperts:
     """`count` experts of one shape with a home in both memories; `table` picks who lives where."""
 
-    def __init__(
-        self, count: int, shape: Shape, *, seed: int = 0, host: bool = True, huge: bool = False
-    ) -> None:
+    def __init__(self, count: int, shape: Shape, *, seed: int = 0, host: bool = True) -> None:
         self.count, self.shape = count, shape
         generator = torch.Generator(device="cuda").manual_seed(seed)
         size = count * shape.block_bytes + BLOCK_ALIGNMENT_BYTES
@@ -61,8 +58,7 @@ class RandomExperts:
         self._host: torch.Tensor | None = None
         self._host_at = 0
         if host:
-            empty = torch.empty(size, dtype=torch.uint8, pin_memory=True) if not huge else None
-            self._host = _huge(size) if empty is None else empty
+            self._host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
             self._host_at = _aligned(self._host)
             skip, from_ = self._host_at - self._host.data_ptr(), self._device_at - words.data_ptr()
             used = count * shape.block_bytes
@@ -135,17 +131,6 @@ class RandomExperts:
     def _linear(self, x: torch.Tensor, expert: int, p: int) -> torch.Tensor:
         suh, svh = (self.scale(expert, p, which) for which in (0, 1))
         return reference.linear(x, self.trellis(expert, p), suh, svh, self.shape.codebook)
-
-
-def _huge(size: int) -> torch.Tensor:
-    """uint8 [size] in huge pages if the system gives any, pinned for the life of the process."""
-    memory = mmap.mmap(-1, size)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    tensor = torch.frombuffer(memory, dtype=torch.uint8).zero_()
-    code = int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), size, 0))
-    if code:
-        raise cuda.CudaError(f"{size:,} bytes of huge pages cannot be pinned: CUDA error {code}")
-    return tensor
 
 
 def _aligned(memory: torch.Tensor) -> int:

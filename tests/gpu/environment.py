@@ -18,13 +18,15 @@ from typing import Any, NoReturn, TextIO
 REPO = Path(__file__).resolve().parents[2]
 
 
-def write_plugin_metadata(folder: Path) -> None:
-    """Metadata in `folder` by which vLLM finds the plugin in this checkout."""
+def write_plugin_metadata(folder: Path, plugin: str | None = None) -> None:
+    """Metadata in `folder` by which vLLM finds this checkout's plugin, or another of its name."""
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
     info = folder / "moe_appliance-0.1.0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: moe-appliance\nVersion: 0.1.0\n")
     groups = project["entry-points"]
+    if plugin is not None:
+        groups["vllm.general_plugins"]["appliance"] = plugin
     lines = [f"[{g}]\n" + "".join(f"{k} = {v}\n" for k, v in e.items()) for g, e in groups.items()]
     (info / "entry_points.txt").write_text("\n".join(lines))
 

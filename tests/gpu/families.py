@@ -61,6 +61,7 @@ def _cases() -> dict[str, Case]:
         "v41-small-fp8-table": Case("v41-small-fp8", 0.5, wave=2),
         "v41-small-graphs": Case("v41-small", 0.5, wave=2, options=graphs),
         "v41-small-block-128": Case("v41-small", 0.5, wave=2, options={"block_size": 128}),
+        "v41-small-fp8-dense": Case("v41-small-dense8", 0.5, wave=2),
         "v41-resident": Case("v41", 0.0, wave=2),
         "v41-half": Case("v41", 0.5, wave=2),
         "stock-64": Case("v41-bf16", None, wave=2),
@@ -81,6 +82,7 @@ PREDICTED = {
     "four families": "serve, proof ok, tokens equal, known answers right",
     "v41-*": "serves at KV block 64, proof ok; tokens equal whatever home, table and graphs; "
     "int4 rows hold the same values as the FP8 rows that vLLM reads",
+    "v41-small-fp8-dense": "attention and shared expert in FP8: serves, by Marlin, wo_a in bf16",
     "v41-small-plain": "serves; tokens may part from v41-small-half: other roundings",
     "*-128": "starts: on sm_90 attention and indexer of V4.1 take pages of 64 alone; a block of "
     "128 is two of them (select_common_block_size, v1/worker/utils.py); same tokens as 64. On "
@@ -99,9 +101,17 @@ def spec(model: str, small: bool) -> Any:
         return SynthSpec(family=model, dense_layers=int(model != "mixtral"), **shape)
     shape = {"hidden_size": 256, "intermediate_size": 256} if small else {
         "hidden_size": 5120, "intermediate_size": 2304, "heads": 64}  # fmt: skip
-    return SynthSpec(family="deepseek_v41", layers=3, dense_layers=0, top_k=6, shards=8,
-                     experts=384 if model == "v41" else 32,
-                     table_format="fp8" if model.endswith("fp8") else "int4", **shape)  # fmt: skip
+    return SynthSpec(
+        family="deepseek_v41",
+        layers=3,
+        dense_layers=0,
+        top_k=6,
+        shards=8,
+        experts=384 if model == "v41" else 32,
+        table_format="fp8" if model == "v41-small-fp8" else "int4",
+        dense_format="fp8" if model == "v41-small-dense8" else "bf16",
+        **shape,
+    )
 
 
 def make(work: Path, model: str, small: bool) -> None:

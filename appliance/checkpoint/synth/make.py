@@ -60,6 +60,8 @@ def quantization(spec: SynthSpec, parts: Sequence[Part]) -> dict[str, object]:
         "codebook": spec.codebook,
         "out_scales": "always",
     }
-    if spec.quantise_head:
+    if spec.dense_format == "fp8":
+        block["non_routed_quantization"] = v41_thin.NON_ROUTED
+    if spec.quantise_head and any(p.name == "lm_head.trellis" for p in parts):
         block["head_bits"] = spec.head_bits
     return block

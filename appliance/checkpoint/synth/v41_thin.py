@@ -2,15 +2,16 @@
 
 Layer 0 attends to a sliding window alone, layer 1 has an Engram table and a compressed cache of
 every second token, layer 2 and those after it one of every token. Names are those of the release;
-shapes are vLLM's. Attention, shared expert and head are bf16, routed experts EXL3. The table's
-values are small integers times powers of two, which int4 and FP8 rows both hold exactly.
+shapes are vLLM's. Routed experts are EXL3, attention and shared expert bf16 or FP8 as released
+(a scale for 32 x 32 values), the rest bf16. The table's values are small integers times powers of
+two, which int4 and FP8 rows both hold exactly.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Iterator
-from math import isqrt
+from math import isqrt, log2, sqrt
 from random import Random
 
 from appliance.checkpoint.synth import blocks, draw, tokenizer
@@ -20,10 +21,19 @@ from appliance.checkpoint.synth.spec import SynthSpec
 HEAD_DIM, ROPE, KV_WINDOW, STREAMS, O_RANK = 512, 64, 128, 4, 1024
 INDEX_HEADS, INDEX_DIM, INDEX_TOP = 32, 128, 512
 ENGRAM_LAYER, NGRAM, NGRAM_HEADS, ROW_VALUES, ROW_GROUP = 1, 4, 8, 256, 32
+SCALED = 32  # values along each side that share a scale
 HASHES = (NGRAM - 1) * NGRAM_HEADS
 NGRAM_VOCABULARY = 1009
 PAD_TOKEN = 4
 MIXES = (2 + STREAMS) * STREAMS
+
+
+NON_ROUTED: dict[str, object] = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [32, 32],
+    "scale_fmt": "ue8m0",
+}
 
 
 def config(spec: SynthSpec) -> dict[str, object]:
@@ -128,23 +138,37 @@ def _attention(spec: SynthSpec, name: str, ratio: int, source: bool) -> Iterator
     hidden, rank, groups = spec.hidden_size, _q_rank(spec), _groups(spec)
     outputs = spec.heads * HEAD_DIM
     yield Part(f"{name}.attn_sink", "F32", (spec.heads,), draw.normal_f32(spec.heads, 1.0))
-    yield from dense(f"{name}.wq_a", hidden, rank)
+    yield from _linear(spec, f"{name}.wq_a", hidden, rank)
     yield norm(f"{name}.q_norm", rank)
-    yield from dense(f"{name}.wq_b", rank, outputs)
-    yield from dense(f"{name}.wkv", hidden, HEAD_DIM)
+    yield from _linear(spec, f"{name}.wq_b", rank, outputs)
+    yield from _linear(spec, f"{name}.wkv", hidden, HEAD_DIM)
     yield norm(f"{name}.kv_norm", HEAD_DIM)
-    yield from dense(f"{name}.wo_a", outputs // groups, groups * O_RANK)
-    yield from dense(f"{name}.wo_b", groups * O_RANK, hidden, gain=blocks.OUTPUT_GAIN)
+    yield from _linear(spec, f"{name}.wo_a", outputs // groups, groups * O_RANK)
+    yield from _linear(spec, f"{name}.wo_b", groups * O_RANK, hidden, gain=blocks.OUTPUT_GAIN)
     if not source:
         return
     yield from dense(f"{name}.compressor.wkv", hidden, HEAD_DIM)
     if ratio > 1:
         yield from dense(f"{name}.compressor.wgate", hidden, HEAD_DIM)
     yield norm(f"{name}.compressor.norm", HEAD_DIM)
-    yield from dense(f"{name}.indexer.wq_b", rank, INDEX_HEADS * INDEX_DIM)
+    yield from _linear(spec, f"{name}.indexer.wq_b", rank, INDEX_HEADS * INDEX_DIM)
     yield from dense(f"{name}.indexer.wk", HEAD_DIM, INDEX_DIM)
     yield norm(f"{name}.indexer.k_norm", INDEX_DIM)
     yield from dense(f"{name}.indexer.weights_proj", hidden, INDEX_HEADS)
+
+
+def _linear(spec: SynthSpec, name: str, k: int, n: int, gain: float = 1.0) -> Iterator[Part]:
+    if spec.dense_format == "bf16":
+        yield from dense(name, k, n, gain=gain)
+        return
+    # Magnitudes 0.25 to 1.875: a sign, exponents 5 to 7, and three bits behind the point.
+    table = bytes((b & 0x80) | (5 + (b >> 3 & 15) % 3) << 3 | b & 7 for b in range(256))
+    power = 127 + round(log2(gain / sqrt(k)))
+    count = n // SCALED * (k // SCALED)
+    values = lambda random: random.randbytes(n * k).translate(table)  # noqa: E731
+    yield Part(f"{name}.weight", "F8_E4M3", (n, k), values)
+    scales = lambda random: bytes(power + b % 2 for b in random.randbytes(count))  # noqa: E731
+    yield Part(f"{name}.scale", "F8_E8M0", (n // SCALED, k // SCALED), scales)
 
 
 def _moe(spec: SynthSpec, name: str) -> Iterator[Part]:
@@ -153,9 +177,9 @@ def _moe(spec: SynthSpec, name: str) -> Iterator[Part]:
     words = ("w1", "w3", "w2")
     yield from blocks.experts(spec, f"{name}.experts", words)
     hidden, inner = spec.hidden_size, spec.intermediate_size
-    yield from dense(f"{name}.shared_experts.w1", hidden, inner, gain=blocks.GATE_GAIN)
-    yield from dense(f"{name}.shared_experts.w3", hidden, inner)
-    yield from dense(f"{name}.shared_experts.w2", inner, hidden, gain=blocks.OUTPUT_GAIN)
+    yield from _linear(spec, f"{name}.shared_experts.w1", hidden, inner, gain=blocks.GATE_GAIN)
+    yield from _linear(spec, f"{name}.shared_experts.w3", hidden, inner)
+    yield from _linear(spec, f"{name}.shared_experts.w2", inner, hidden, gain=blocks.OUTPUT_GAIN)
 
 
 def _engram(spec: SynthSpec, name: str) -> Iterator[Part]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 
@@ -35,6 +36,7 @@ def measure(repeats: int) -> Iterator[Facts]:
         for batch in range(len(made.batches)):
             made.wait_for(batch)
             made.release(batch)
+        made.caller.wait_stream(made.urgent)
 
     times = {
         name: median_us(lambda t=table: prefill.prefill(x, weights, ids, t), repeats) / 1e3  # type: ignore[misc]
@@ -42,6 +44,7 @@ def measure(repeats: int) -> Iterator[Facts]:
     }
     copy = median_us(copies, repeats) / 1e3
     ways = _ways(lambda: prefill.prefill(x, weights, ids, tables["mixed"]), repeats)
+    when = [_when(lambda: prefill.prefill(x, weights, ids, tables["mixed"])) for _ in range(3)]
     moved = len(on_host) * shape.expert_bytes
     yield {
         "ms": times["mixed"],
@@ -50,9 +53,42 @@ def measure(repeats: int) -> Iterator[Facts]:
         "ratio": times["mixed"] / max(copy, times["compute"]),
         "copied_bytes": moved,
         "copy_bytes_a_second": moved / copy * 1e3,
+        "when_ms": when[-1],
     }
     yield from ways
     yield from _one_expert(experts)
+
+
+def _when(call: Callable[[], object]) -> Facts:
+    """Of one call: when the first copy began and the last ended, and how long they took in sum."""
+    copy, marks = Trellises._copy_expert, [torch.cuda.Event(enable_timing=True)]
+
+    def noted(self: Trellises, expert: int, to: int, stream: int) -> None:
+        pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        pair[0].record(torch.cuda.ExternalStream(stream))
+        copy(self, expert, to, stream)
+        pair[1].record(torch.cuda.ExternalStream(stream))
+        marks.extend(pair)
+
+    torch.cuda.synchronize()
+    Trellises._copy_expert = noted  # type: ignore[method-assign]
+    try:
+        marks[0].record()
+        call()
+        marks.append(torch.cuda.Event(enable_timing=True))
+        marks[-1].record()
+        torch.cuda.synchronize()
+    finally:
+        Trellises._copy_expert = copy  # type: ignore[method-assign]
+    at = [marks[0].elapsed_time(mark) for mark in marks]
+    copies = list(zip(at[1:-1:2], at[2:-1:2], strict=True))
+    return {
+        "first_copy": copies[0][0],
+        "last_copy_ends": copies[-1][1],
+        "copies_in_sum": sum(end - begin for begin, end in copies),
+        "longest_wait_between": max(b[0] - a[1] for a, b in itertools.pairwise(copies)),
+        "call": at[-1],
+    }
 
 
 def _ways(call: Callable[[], object], repeats: int) -> list[Facts]:
@@ -61,12 +97,12 @@ def _ways(call: Callable[[], object], repeats: int) -> list[Facts]:
     copy, out = Trellises._copy_expert, []
     try:
         ways = (
-            (16, 4, 1),
-            (16, 8, 1),
-            (16, 8, 2),
+            (16, 4, 2),
+            (24, 4, 1),
             (24, 4, 2),
             (24, 8, 1),
-            (24, 12, 2),
+            (24, 8, 2),
+            (24, 8, 3),
             (32, 8, 2),
         )
         for slots, batch, window in ways:
@@ -134,16 +170,9 @@ def _pieces(experts: RandomExperts) -> Iterator[tuple[str, float]]:
     ]
     pieces = torch.tensor(words, dtype=torch.int64, device="cuda")
 
-    def on_this_stream() -> prefill.Group:  # a capture has a stream of its own
-        return prefill.Group(cuda.library_for(device), call, 8 * rows, table, device)
+    kept = prefill.Group(cuda.library_for(device), call, 8 * rows, table, device)
 
-    kept = on_this_stream()  # its scratch must outlive the graph
-
-    def all_steps() -> None:
-        kept.stream = torch.cuda.current_stream(device).cuda_stream
-        kept.fused(pieces.data_ptr(), 8)
-
-    yield "fused, 8 x 128 rows", of_one(all_steps, 4)
+    yield "fused, 8 x 128 rows", of_one(lambda: kept.fused(pieces.data_ptr(), 8), 4)
     k, n = shape.linear(0)
     dense = torch.empty(k, n, dtype=torch.float16, device="cuda")
     address = int(table.addresses[0, 0, 0])

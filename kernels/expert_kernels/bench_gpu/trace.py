@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Iterator
 
@@ -21,8 +20,6 @@ def measure(repeats: int) -> Iterator[Facts]:
 
     A stamp costs a block some 20 ns; globaltimer may go on in steps of 32 ns or of 1 us.
     """
-    repeats = max(1, repeats // 8)
-    yield from _memories(repeats)
     for shape in SHAPES:
         experts = RandomExperts(6 * CALLS, shape)
         for touched, top_k, hosts in ((1, 1, 1), (1, 6, 1), (6, 6, 6), (1, 1, 0), (2, 2, 0)):
@@ -34,29 +31,6 @@ def measure(repeats: int) -> Iterator[Facts]:
                 facts["us"] = problem.microseconds(overlap=overlap)
                 shown = usual.host_blocks if hosts else usual.blocks
                 yield {**facts, **_traced(problem, usual.blocks, shown, overlap)}
-
-
-def _memories(repeats: int) -> Iterator[Facts]:
-    """One host expert in memory as torch pins it and in huge pages, by blocks that read."""
-    for shape in SHAPES:
-        for huge in (False, True):
-            experts = RandomExperts(6 * CALLS, shape, huge=huge)
-            usual, _ = roomy(shape, 1), roomy(shape, 6)
-            one = Problem(experts, 1, 1, 1, repeats)
-            six = Problem(experts, 6, 6, 6, repeats)
-            for parts in ((2, 1), (4, 2), (8, 4)):
-                for blocks in (8, 16, 32, 48, 64):
-                    chosen = dataclasses.replace(
-                        usual, split_a=parts[0], split_b=parts[1], host_blocks=blocks
-                    )
-                    yield {
-                        "hidden": shape.hidden,
-                        "huge": huge,
-                        "parts": parts,
-                        "host_blocks": blocks,
-                        "us": one.microseconds(chosen=chosen),
-                        "six_us": six.microseconds(chosen=chosen),
-                    }
 
 
 def _traced(problem: Problem, blocks: int, shown: int, overlap: int) -> Facts:

@@ -12,7 +12,7 @@ from expert_kernels.synthetic import RandomExperts, roomy
 
 # touched, top_k, on the host. Choices of one case are measured beside each other.
 CASES = (
-    *((1, 1, 1), (1, 6, 1), (6, 6, 6), (6, 6, 1), (24, 6, 1), (24, 6, 2), (36, 6, 3)),
+    *((1, 1, 1), (1, 6, 1), (6, 6, 6), (6, 6, 1), (24, 6, 1), (24, 6, 2), (36, 6, 1), (36, 6, 2)),
     *((1, 1, 0), (2, 2, 0), (6, 6, 0), (12, 6, 0), (24, 6, 0), (48, 6, 0)),
 )
 SPLITS = ((2, 1), (4, 1), (4, 2), (8, 2), (8, 4))
@@ -30,8 +30,8 @@ def _choices(touched: int, hosts: int) -> Iterator[Facts]:
             yield {"split_a": a, "split_b": b, "host_blocks": blocks}
     yield {"overlap": 3}
     if 0 < hosts < touched:
-        for n in (6, 8, 12, 16, 24):
-            yield {"split_a": 4, "split_b": 2, "link_blocks": n, "link_entries": 0}
+        for n in (10, 12, 14, 16, 20, 24, 32):
+            yield {"link_blocks": n, "link_entries": 0}
 
 
 def measure(repeats: int) -> Iterator[Facts]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.engine import pinning
 from appliance.engine.hostmem import HostMemoryError
 from appliance.engine.pinning import Driver, Pinned, chunks
 
@@ -87,6 +88,23 @@ def test_a_refused_chunk_is_named_and_those_before_it_are_released(
         Pinned(BASE, PIECES, driver(refused))
     assert len(said(notes, "register")) == refused - 1
     assert sorted(said(notes, "unregister")) == said(notes, "register")
+
+
+def test_a_home_whose_second_chunk_is_refused_is_unmapped(
+    driver: MakeDriver, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    from appliance.engine.arena import Pool
+
+    monkeypatch.setattr(Driver.__init__, "__defaults__", (driver(2).library,))
+    monkeypatch.setattr(pinning.chunks, "__defaults__", (MIB,))
+    with pytest.raises(HostMemoryError, match=r"pin chunk 1 of 3 .*memlock"):
+        Pool("host", 3 * MIB, torch.device("cuda"), None, [0, MIB, 2 * MIB])
+    (at,) = said(notes, "register")
+    assert said(notes, "unregister") == [at]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(edge, 16) for edge in line.split()[0].split("-"))
+        assert not start <= at < end, f"still mapped: {line}"
 
 
 def test_an_unknown_refusal_still_has_the_drivers_words(driver: MakeDriver) -> None:
