@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from expert_kernels import codec, cuda, ops, reference
+from expert_kernels import codec, cuda, ops
 from expert_kernels.gpu_check.compare import (
     TOLERANCE,
     Facts,

@@ -14,7 +14,7 @@ from expert_kernels.synthetic import RandomExperts, Shape, random_matrix, routin
 
 
 def small() -> Iterator[Facts]:
-    """Decode of one to 33 rows with two homes and slots filled, prefill fused, matrices, lookups."""
+    """Decode of 1 to 33 rows with two homes and slots filled, prefill fused, matrices, lookups."""
     experts = RandomExperts(6, Shape(2048, 1024))
     table, slots = experts.table({1, 2, 4}), Slots(experts, 6)
     for tokens in (1, 9, 33, 70):
