@@ -10,6 +10,7 @@ tools=${MOE_APPLIANCE_SHARED:-$root/../shared}/tools
 folder=${2:?engine.sh start|stop FOLDER}
 bridge=${3:-}
 socket=unix://$folder/docker.sock
+own=appliance-ci
 alone=(--bridge=none --iptables=false --ip6tables=false --ip-forward=false)
 
 start() {
@@ -21,13 +22,19 @@ start() {
     python3 -m pip download -q --no-deps -d "$folder/nvml" nvidia-nvml-dev
     python3 -m zipfile -e "$folder"/nvml/*.whl "$folder/nvml"
     gcc -shared -fPIC -o "$folder/libnvidia-ml.so.1" -I"$(dirname "$(find "$folder/nvml" -name nvml.h)")" "$tools/fake_nvml.c"
-    if [ "${bridge:-}" ]; then
+    if [ "$bridge" ]; then
         # Ports are published and names resolve as everywhere else; `stop` puts back what was.
         alone=()
         sysctl -n net.ipv4.ip_forward >"$folder/ip_forward"
         iptables-save >"$folder/rules"
         # Somebody else's engine may have the bridge: it is then theirs to remove.
         ip link show docker0 >/dev/null 2>&1 && touch "$folder/bridge-was-there"
+    fi
+    if [ -z "$bridge" ] && [ -e /sys/class/net/docker0 ]; then
+        # dockerd without a bridge removes docker0, whosever it is: one of our own keeps it from that.
+        ip link add "$own" type bridge
+        ip address add 192.0.2.1/24 dev "$own" # a range that is nobody's
+        alone=(--bridge="$own" "${alone[@]:1}")
     fi
     FAKE_NVML_LIB=$folder/libnvidia-ml.so.1 FAKE_NVML_FILE=$tools/two-rtx-pro-6000.nvml.txt \
     PATH=$folder/hook:/usr/sbin:$PATH \
@@ -51,6 +58,7 @@ stop() {
         kill -0 "$(cat "$folder/pid")" 2>/dev/null || break
         sleep 0.2
     done
+    ip link delete "$own" 2>/dev/null || true
     if [ -f "$folder/rules" ]; then
         # dockerd turns forwarding on, adds rules, and leaves both.
         iptables-restore <"$folder/rules" || true
