@@ -26,9 +26,9 @@ PIECE_ROWS = 128  # rows of a block of the fused products: csrc/experts.h, EXPER
 # slow host: 162, 185 and 304 at 256 rows; 221, 205 and 299 at 512; 364, 274 and 325 at 1,024.
 DENSE_ROWS = 512
 BLOCK = 128  # columns of a unit, and the rotation's block
-# 48 blocks share the link best: 36 touched and 3 on the host take 807 us with 32 or 48, 935 with 64,
-# 1,095 with 96; one alone 311, 284, 286, 291. Where the device's experts take as long, host experts
-# get the blocks that are their share of the decoding and a few more, for these also wait.
+# 48 blocks share the link best: 36 touched and 3 on the host take 807 us with 32 or 48, 935 with
+# 64, 1,095 with 96; one alone 311, 284, 286, 291. Where the device's experts take as long, host
+# experts get the blocks that are their share of the decoding and a few more: these also wait.
 HOST_BLOCKS = 48
 LINK_PERCENT = 125
 # Parts of k: as many as give every block a unit and none two. us at 5120 x 2304, 1 pick a token,
