@@ -19,7 +19,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -61,16 +60,16 @@ def _cases() -> dict[str, Case]:
         "glm4_moe-fp16": Case("glm4_moe", 0.5, options={"dtype": "float16"}),
         "v41-small-half": Case("v41-small", 0.5),
         "v41-small-plain": Case("v41-small", 0.5, plain=True),
-        "v41-small-resident": Case("v41-small", 0.0, wave=2),
-        "v41-small-fp8-table": Case("v41-small-fp8", 0.5, wave=2),
-        "v41-small-graphs": Case("v41-small", 0.5, wave=2, options=graphs),
-        "v41-small-block-128": Case("v41-small", 0.5, wave=2, options=block_128),
-        "v41-small-fp8-dense": Case("v41-small-dense8", 0.5, wave=2),
+        "v41-small-resident": Case("v41-small", 0.0),
+        "v41-small-fp8-table": Case("v41-small-fp8", 0.5),
+        "v41-small-graphs": Case("v41-small", 0.5, options=graphs),
+        "v41-small-block-128": Case("v41-small", 0.5, options=block_128),
+        "v41-small-fp8-dense": Case("v41-small-dense8", 0.5),
         "v41-resident": Case("v41", 0.0, wave=2),
         "v41-half": Case("v41", 0.5, wave=2),
-        "stock-64": Case("v41-bf16", None, wave=2),
-        "offload-64": Case("v41-bf16", None, wave=2, options=offload),
-        "offload-128": Case("v41-bf16", None, wave=2, options=offload | block_128),
+        "stock-64": Case("v41-bf16", None),
+        "offload-64": Case("v41-bf16", None, options=offload),
+        "offload-128": Case("v41-bf16", None, options=offload | block_128),
     }
 
 
@@ -153,6 +152,12 @@ def make(work: Path, model: str, small: bool) -> None:
             write_shards(out, parts, shards=asked.shards)
     size = sum(file.stat().st_size for file in folder.iterdir())
     say(made=model, gib=round(size / 2**30, 2), seconds=round(time.perf_counter() - start, 1))
+
+
+def make_beside(a: Any, models: Iterable[str]) -> list[subprocess.Popen[bytes]]:
+    """Checkpoints, each made by a process of its own."""
+    command = [sys.executable, *sys.argv, "--model"]
+    return [subprocess.Popen([*command, model]) for model in sorted(models)]
 
 
 def failure(error: BaseException) -> dict[str, Any]:
@@ -420,24 +425,28 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="tiny models")
     parser.add_argument("--make", action="store_true", help="only make the checkpoints")
     parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--model", help=argparse.SUPPRESS)
     a = parser.parse_args()
+    a.work.mkdir(parents=True, exist_ok=True)
+    if a.model:
+        make(a.work, a.model, a.small)
+        return 0
     if a.case:
         child(a, a.case)
-    a.work.mkdir(parents=True, exist_ok=True)
     write_plugin_metadata(a.work / "plugin")
     say(predicted=PREDICTED)
-    now = {CASES[n].model for n in a.only if CASES[n].wave == 1}
-    later = {CASES[n].model for n in a.only} - now
-    for model in sorted(now if not a.make else now | later):
-        make(a.work, model, a.small)
+    waves = [[name for name in a.only if CASES[name].wave == wave] for wave in (1, 2)]
+    now, later = ({CASES[name].model for name in names} for names in waves)
+    making = make_beside(a, now)
     if a.make:
-        return 0
-    # 15 GB are written while the first wave runs.
-    making = threading.Thread(target=lambda: [make(a.work, m, a.small) for m in sorted(later)])
-    making.start()
-    for wave in (1, 2):
-        run_wave(a, [name for name in a.only if CASES[name].wave == wave])
-        making.join()
+        return max(p.wait() for p in making + make_beside(a, later - now))
+    for process in making:
+        process.wait()
+    making = make_beside(a, later - now)  # 15 GB are written while the first wave runs
+    for names in waves:
+        run_wave(a, names)
+        for process in making:
+            process.wait()
     return 0 if verdict(a) else 1
 
 
