@@ -104,9 +104,9 @@ class Trellises:
             self.urgent = self.staging.urgent
             # What an earlier call still reads from the buffers, this stream has ordered before.
             self.staging.stream.wait_stream(self.caller)
-        # 2 ms of copies at 13 MB each: enough until the products are planned. What the plan copies
-        # to the device comes behind them.
-        self.copy_ahead(4)
+        # 4 ms of copies at 13 MB each, until the products are planned: with 2 the copy engine waited
+        # 1.7 for a slow host. What the plan copies to the device comes behind them.
+        self.copy_ahead(5)
 
     def of(self, expert: int) -> list[int]:
         """Where the expert's trellises are while it is multiplied."""
