@@ -67,7 +67,7 @@ def upgrade(lab: Lab, model: str, proofs: list[str], wanted: int) -> bool:
     words = [word for proof in proofs for word in ("--prove", proof)]
     code, text = lab.run("upgrade", "run", "--model", str(lab.folder / model), "--release", model,
                          *words)  # fmt: skip
-    said = [line for line in text.splitlines() if "p5 of" in line or "items" in line]
+    said = [line for line in text.splitlines() if " -> " in line or "p5 of" in line]
     serving = lab.json("upgrade", "history")["current"]["model"]
     canary, _ = lab.run("canary", "127.0.0.1", lab.environment["APPLIANCE_PORT"])
     right = code == wanted and canary == 0 and serving.endswith("/a")
