@@ -83,8 +83,8 @@ EQUAL = [[f"{f}-resident", f"{f}-half"] for f in FOUR] + [
 ]  # fmt: skip
 PREDICTED = {
     "four families": "serve, proof ok, tokens equal; known answers: all 64, of DeepSeek-V3 54 as "
-    "transformers has in fp16; of GLM-4.5, in float32 around kernels in fp16, 54 to 64, each missed "
-    "one by a small lead; in float16 it is refused",
+    "transformers has in fp16; of GLM-4.5, in float32 around kernels in fp16, 54 to 64, missed "
+    "by small leads; in float16 it is refused",
     "v41-*": "serves at KV block 64, proof ok; tokens equal whatever home, table and graphs; "
     "int4 rows hold the same values as the FP8 rows that vLLM reads",
     "v41-small-fp8-dense": "attention and shared expert in FP8: serves, by Marlin, wo_a in bf16",
