@@ -6,7 +6,7 @@ differ the difference is here and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import vllm
@@ -55,6 +55,7 @@ __all__ = [
     "set_weight_attrs",  # gives a placeholder its weight_loader
     "settings_of",
     "v41_module",
+    "wrong_in",
 ]
 
 # What vLLM merges where a model class does not say so itself: Qwen3-MoE merges gate_up_proj in
@@ -65,6 +66,10 @@ MERGED_MODULES = {
     "fused_qkv_a_proj": ["q_a_proj", "kv_a_proj_with_mqa"],
     "fused_wqa_wkv": ["wq_a", "wkv"],
 }
+# vLLM (0.32.0, 0.33.0) keeps float16 from overflowing by dividing the shared expert's output by
+# routed_scaling_factor instead of multiplying the routed ones' (MoERunner). DeepSeek's decoder
+# layer shrinks the residual to match; these classes do not.
+SHRUNK_IN_FP16 = ("glm4_moe",)
 SUPPORTED_VERSIONS = ("0.32.0", "0.33.0")
 
 
@@ -154,6 +159,17 @@ def v41_module(name: str) -> str:
     """DeepSeek-V4.1 (0.33.0): the module that a stored name becomes. Its class makes its mapper as
     it is built, too late for `apply_vllm_mapper`."""
     return "language_model.model." + name.replace(".shared_experts.w2", ".shared_experts.down_proj")
+
+
+def wrong_in(dtype: Any, model_type: str, config: Mapping[str, Any]) -> str | None:
+    """What vLLM computes wrongly of this model in this dtype, and the way out; None if nothing."""
+    factor = config.get("routed_scaling_factor") or 1.0
+    if str(dtype) != "torch.float16" or model_type not in SHRUNK_IN_FP16 or factor == 1.0:
+        return None
+    return (
+        f"float16, in which vLLM divides the shared expert of a {model_type} by {factor:g} and "
+        "answers wrongly (try --dtype bfloat16)"
+    )
 
 
 def replace_engram_table(make: Callable[..., Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from appliance.engine import compat
+from appliance.engine.config import checkpoint_of
 from appliance.engine.linear import TENSOR_KINDS, placeholder
 from appliance.engine.rank import LiveLayer, open_state, state
 from appliance.plan.model import format_ids
@@ -46,7 +47,7 @@ class ExpertsMethod(compat.FusedMoEMethodBase):
         device = torch.empty(0).device  # vLLM's loader sets the default device
         self.state = open_state(rank, device)
         self.shape = self.state.arena.layer(self.index)
-        self._refuse_what_is_not_right(layer)
+        self._refuse_what_is_not_right(layer, params_dtype)
         locals_ = (layer._map_global_expert_id_to_local_expert_id(e) for e in self._all())
         self.local = {e: row for e, row in zip(self._all(), locals_, strict=True) if row >= 0}
         self.hidden, self.intermediate = hidden_size, intermediate_size_per_partition
@@ -66,9 +67,10 @@ class ExpertsMethod(compat.FusedMoEMethodBase):
     def _scales_of_one(self) -> int:
         return 3 * (self.hidden + self.intermediate)
 
-    def _refuse_what_is_not_right(self, layer: Any) -> None:
+    def _refuse_what_is_not_right(self, layer: Any, dtype: torch.dtype) -> None:
         here = len(self.shape.experts)
-        problem = (
+        checkpoint = checkpoint_of(compat.appliance_settings()["checkpoint"])
+        problem = compat.wrong_in(dtype, checkpoint.model_type, checkpoint.config) or (
             "experts replicated over ranks (EPLB)"
             if layer.moe_config.moe_parallel_config.enable_eplb
             else f"the activation {layer.activation.value}"

@@ -60,7 +60,7 @@ def fill(layers: Sequence[LayerDemand], budget_bytes: int) -> tuple[int, ...]:
     """
     quotas = [0] * len(layers)
     left = budget_bytes
-    for position in _by_gain(layers):
+    for position in by_gain(layers):
         if layers[position].block_bytes <= left:
             left -= layers[position].block_bytes
             quotas[position] += 1
@@ -70,12 +70,12 @@ def fill(layers: Sequence[LayerDemand], budget_bytes: int) -> tuple[int, ...]:
 def take(layers: Sequence[LayerDemand], count: int) -> tuple[int, ...]:
     """How many experts of each layer are among the `count` that gain most."""
     quotas = [0] * len(layers)
-    for _, position in zip(range(count), _by_gain(layers), strict=False):
+    for _, position in zip(range(count), by_gain(layers), strict=False):
         quotas[position] += 1
     return tuple(quotas)
 
 
-def _by_gain(layers: Sequence[LayerDemand]) -> Iterator[int]:
+def by_gain(layers: Sequence[LayerDemand]) -> Iterator[int]:
     """Positions of layers, once per expert, largest gain per byte first.
 
     Equal gains are spread: the layer that gave fewer experts so far comes first, then the lower

@@ -8,6 +8,7 @@ from appliance.errors import DoesNotFit
 from appliance.plan.budget import GIB, Demand, device_lines, expert_lines, host_lines
 from appliance.plan.cards import Card
 from appliance.plan.cost import gains, layer_costs, row_probabilities, touched
+from appliance.plan.links import divide, seconds_by_count
 from appliance.plan.model import LayerPlacement, LedgerLine, RankPlan, format_ids
 from appliance.plan.placement import LayerDemand, choose_homes, fill, take
 from appliance.plan.request import Policy
@@ -21,19 +22,30 @@ def plan_ranks(
     """A plan for each card and its part of host memory. Ranks that hold slices of the same experts
     behind equal links see the same layers, so those are worked out once."""
     seen: dict[tuple[float | None, int], list[LayerDemand]] = {}
-    out = []
-    for card, room, share in zip(cards, rooms, host_shares(demand.policy, cards), strict=True):
+    layers = []
+    for card in cards:
         key = (card.link_bytes_per_second, card.rank if demand.expert_parallel else 0)
         if key not in seen:
             seen[key] = [_layer_demand(demand, card, i, heat) for i in range(len(demand.layers))]
-        out.append(_plan_rank(demand, card, seen[key], room, share))
-    return tuple(out)
+        layers.append(seen[key])
+    ranked = [_ranked(demand, mine) for mine in layers]
+    shares = host_shares(demand.policy, cards, ranked)
+    return tuple(
+        _plan_rank(demand, card, mine, room, share)
+        for card, mine, room, share in zip(cards, layers, rooms, shares, strict=True)
+    )
 
 
-def host_shares(policy: Policy, cards: Sequence[Card]) -> tuple[float | None, ...]:
+def _ranked(demand: Demand, layers: Sequence[LayerDemand]) -> list[LayerDemand]:
+    return [layer for layer, moe in zip(layers, demand.layers, strict=True) if not moe.draft]
+
+
+def host_shares(
+    policy: Policy, cards: Sequence[Card], layers: Sequence[Sequence[LayerDemand]]
+) -> tuple[float | None, ...]:
     """The share of its experts that each card leaves on the host; None: whatever does not fit.
 
-    Of an asked share the cards take parts as fast as their links: a step waits for the slowest.
+    Of an asked share each card takes what its link reads in the same time.
     """
     asked, rates = policy.host_share, [card.link_bytes_per_second for card in cards]
     if asked is None:
@@ -42,9 +54,15 @@ def host_shares(policy: Policy, cards: Sequence[Card]) -> tuple[float | None, ..
             for card in cards
         )
     known = [rate for rate in rates if rate is not None]
-    if len(known) < len(rates) or asked in (0, 1):
+    if len(known) < len(rates) or len(set(known)) == 1 or asked in (0, 1):
         return (asked,) * len(cards)
-    return tuple(min(1.0, asked * rate * len(known) / sum(known)) for rate in known)
+    experts = [sum(len(layer.experts) for layer in mine) for mine in layers]
+    slots = policy.cache_slots or 0
+    seconds = [
+        seconds_by_count(mine, rate, slots) for mine, rate in zip(layers, known, strict=True)
+    ]
+    counts = divide(round(asked * sum(experts)), seconds)
+    return tuple(count / all_ for count, all_ in zip(counts, experts, strict=True))
 
 
 def _plan_rank(
@@ -52,7 +70,7 @@ def _plan_rank(
 ) -> RankPlan:
     fixed = device_lines(demand, card)
     taken = sum(line.size_bytes for line in fixed)
-    ranked = [layer for layer, moe in zip(layers, demand.layers, strict=True) if not moe.draft]
+    ranked = _ranked(demand, layers)
     if taken > card.capacity_bytes:
         raise DoesNotFit(
             f"{card.name} needs {taken / GIB:.2f} GiB before its first expert "

@@ -8,7 +8,7 @@ extern "C" {
 #endif
 
 // Changes whenever a struct or a function here does; expert_kernels.cuda checks it at load.
-#define EXPERTS_ABI 8
+#define EXPERTS_ABI 9
 
 enum { EXPERTS_FLOAT32 = 0, EXPERTS_FLOAT16 = 1, EXPERTS_BFLOAT16 = 2 };
 
@@ -38,10 +38,8 @@ typedef struct {
     int32_t split_a, split_b;    // parts of k that different blocks work on
     int32_t groups;              // 8 rows each: 1, 2, 4 or 8; an expert with more rows is read again
     int32_t blocks;              // thread blocks of the main kernel
-    int32_t link_blocks;         // of them, those that look for host experts first
     int32_t host_blocks;         // of them, those that take host experts at all: at least one
-    int32_t link_entries;        // device entries that take as long as one host entry: when there are fewer,
-                                 // all host_blocks look for host experts first
+    int32_t link_percent;        // of the blocks that are host entries' share, so many look for these first
     int32_t ring_bytes;          // of a warp, as stream.cuh has it for the device's architecture
     int32_t weight_on_input;
     int32_t overlap;             // 1: start reading weights while the inputs are being rotated;

@@ -52,9 +52,10 @@ __device__ inline Unit unit_of(const ExpertsDecode& c, const Routing& r, int tic
 // The next ticket of this block's queue, or of the other; kNoUnit when both are empty. One thread.
 __device__ inline int take(const ExpertsDecode& c, const Routing& r) {
     const int block = blockIdx.x, device_entries = r.entries - r.host_entries;
-    // While the link decides, as many as share it best; else as few as keep up with it.
-    const bool link_decides = r.host_entries * c.link_entries >= device_entries;
-    const bool host_first = block < (link_decides ? c.host_blocks : c.link_blocks);
+    // An entry costs the same to decode wherever it is, so host entries get their share of the blocks, as
+    // long as that is not more than share the link best.
+    const int blocks = gridDim.x;
+    const bool host_first = block < c.host_blocks && 100 * block * r.entries < blocks * c.link_percent * r.host_entries;
     for (int attempt = 0; attempt < 2; ++attempt) {
         const bool host = host_first == (attempt == 0);
         const int entries = host ? r.host_entries : device_entries;

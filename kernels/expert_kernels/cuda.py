@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from expert_kernels.lookup import RowTable
     from expert_kernels.ops import ExpertTable
 
-ABI = 8
+ABI = 9
 CODEBOOKS = {"3inst": 0, "mcg": 1, "mul1": 2}
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _P, _I, _L = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint64
@@ -60,9 +60,8 @@ class Decode(ctypes.Structure):
         ("split_b", _I),
         ("groups", _I),
         ("blocks", _I),
-        ("link_blocks", _I),
         ("host_blocks", _I),
-        ("link_entries", _I),
+        ("link_percent", _I),
         ("ring_bytes", _I),
         ("weight_on_input", _I),
         ("overlap", _I),
@@ -259,9 +258,8 @@ def decode(
         split_b=plan.split_b,
         groups=plan.groups,
         blocks=plan.blocks,
-        link_blocks=plan.link_blocks,
         host_blocks=plan.host_blocks,
-        link_entries=plan.link_entries,
+        link_percent=plan.link_percent,
         ring_bytes=plan.ring_bytes,
         weight_on_input=weight_on_input,
         overlap=overlap,

@@ -26,14 +26,11 @@ PIECE_ROWS = 128  # rows of a block of the fused products: csrc/experts.h, EXPER
 # slow host: 162, 185 and 304 at 256 rows; 221, 205 and 299 at 512; 364, 274 and 325 at 1,024.
 DENSE_ROWS = 512
 BLOCK = 128  # columns of a unit, and the rotation's block
-# 16 blocks come close to the link (43 GB/s) and leave the others to the device: 419 us at 24
-# touched and 1 on the host, 427 with 24. Where the link decides how long a layer takes, 48 share
-# it. 36 touched and 3 on the host: 807 us with 32 or 48, 935 with 64, 1,095 with 96; one alone:
-# 311, 284, 286, 291. It decides when fewer than 12 device experts are touched for each host
-# expert: one of those takes as long as some 17 of these.
-LINK_BLOCKS = 16
+# 48 blocks share the link best: 36 touched and 3 on the host take 807 us with 32 or 48, 935 with
+# 64, 1,095 with 96; one alone 311, 284, 286, 291. Where the device's experts take as long, host
+# experts get the blocks that are their share of the decoding and a few more: these also wait.
 HOST_BLOCKS = 48
-LINK_ENTRIES = 12
+LINK_PERCENT = 125
 # Parts of k: as many as give every block a unit and none two. us at 5120 x 2304, 1 pick a token,
 # with (14, 6), (10, 4), (8, 4) parts: 36.6, 39.6, 40.7; 2 picks with (7, 3), (8, 3), (5, 3): 49.2,
 # 53.7, 54.0; 7168 x 2048 with (16, 4), (14, 4), (8, 4): 38.7, 40.9, 47.0. Where that leaves a fifth
@@ -53,17 +50,16 @@ _SHARED_OF_ONE = {"sm_90": 233472, "sm_120": 102400}
 class DecodeLaunch:
     """`groups` of 8 rows a read of an expert; parts of k of the two products; thread blocks.
 
-    Of the blocks `link_blocks` look for host experts first, `host_blocks` take any at all; these
-    look for them first too when there are fewer than `link_entries` device experts for each.
+    Of the blocks `host_blocks` take host experts at all; `link_percent` of the share that these are
+    of all experts, as a share of the blocks, look for them first.
     """
 
     groups: int
     split_a: int
     split_b: int
     blocks: int
-    link_blocks: int
     host_blocks: int
-    link_entries: int
+    link_percent: int
     ring_bytes: int
 
 
@@ -122,9 +118,8 @@ def decode(
         split_a=split_a,
         split_b=split_b,
         blocks=blocks,
-        link_blocks=min(LINK_BLOCKS, blocks),
         host_blocks=min(HOST_BLOCKS, blocks),
-        link_entries=LINK_ENTRIES,
+        link_percent=LINK_PERCENT,
         ring_bytes=ring_bytes(architecture),
     )
 

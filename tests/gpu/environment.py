@@ -11,22 +11,21 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 REPO = Path(__file__).resolve().parents[2]
 
 
-def write_plugin_metadata(folder: Path, plugin: str | None = None) -> None:
-    """Metadata in `folder` by which vLLM finds this checkout's plugin, or another of its name."""
+def write_plugin_metadata(folder: Path, **plugins: str) -> None:
+    """Metadata in `folder` by which vLLM finds this checkout's plugin, and others or another."""
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
     info = folder / "moe_appliance-0.1.0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: moe-appliance\nVersion: 0.1.0\n")
     groups = project["entry-points"]
-    if plugin is not None:
-        groups["vllm.general_plugins"]["appliance"] = plugin
+    groups["vllm.general_plugins"] |= plugins
     lines = [f"[{g}]\n" + "".join(f"{k} = {v}\n" for k, v in e.items()) for g, e in groups.items()]
     (info / "entry_points.txt").write_text("\n".join(lines))
 
@@ -62,24 +61,24 @@ def say(**facts: Any) -> None:
 
 
 def run_cases(
-    cases: Sequence[str], work: Path, limit_seconds: float, *, together: bool = False
+    cases: Sequence[str], work: Path, limit_seconds: float, *, together: bool = False, **more: str
 ) -> int:
     """This script again for each case, in a process of its own; 1 where one died or took longer.
 
     `together`: they start at once, and each waits for its turn to measure (`my_turn`). The limit is
-    for one case, or for all that run together.
+    for one case, or for all that run together. `more`: variables.
     """
     write_plugin_metadata(work / "plugin")
     groups = [list(cases)] if together else [[case] for case in cases]
-    bad = [_run(group, work, limit_seconds) for group in groups]
+    bad = [_run(group, work, limit_seconds, more) for group in groups]
     return int(any(bad))
 
 
-def _run(cases: Sequence[str], work: Path, limit_seconds: float) -> bool:
+def _run(cases: Sequence[str], work: Path, limit_seconds: float, more: Mapping[str, str]) -> bool:
     """Whether one died, or was ended at the limit with its ranks."""
     for case in cases:
         _loaded(work, case).unlink(missing_ok=True)
-    running = {case: _start(case, cases, work) for case in cases}
+    running = {case: _start(case, cases, work, more) for case in cases}
     deadline, bad = time.monotonic() + limit_seconds, False
     while running:
         over = time.monotonic() > deadline
@@ -99,10 +98,12 @@ def _run(cases: Sequence[str], work: Path, limit_seconds: float) -> bool:
     return bad
 
 
-def _start(case: str, cases: Sequence[str], work: Path) -> subprocess.Popen[bytes]:
+def _start(
+    case: str, cases: Sequence[str], work: Path, more: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     command = [sys.executable, *sys.argv, "--case", case, "--beside", *cases]
     with (work / f"{case}.log").open("w") as log:
-        environment = engine_environment(work / "plugin")
+        environment = engine_environment(work / "plugin") | more
         return subprocess.Popen(command, env=environment, stderr=log, start_new_session=True)
 
 

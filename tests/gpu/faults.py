@@ -315,7 +315,7 @@ def main() -> int:
         synthesize(a.work / "tiny", SynthSpec())
     make_model(a.work / "holes", SynthSpec(layers=2, dense_layers=0, hidden_size=5120,
                                            intermediate_size=2304, experts=128))  # fmt: skip
-    write_plugin_metadata(a.work / "plugin", "fault_plugin:register")
+    write_plugin_metadata(a.work / "plugin", appliance="fault_plugin:register")
     before = used()
     command = [sys.executable, *sys.argv, "--direct"]
     direct = subprocess.run(command, env=engine_environment(a.work / "plugin"), timeout=a.limit)

@@ -82,16 +82,29 @@ class MadeInMemoryWorker(Worker):
 
 
 class CacheWorker(Worker):
-    """A worker whose slots' rules can be changed while it runs."""
+    """A worker whose slots' rules can be changed while it runs, and that notes its steps' rows."""
+
+    rows: list[int]
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        if scheduler_output.total_num_scheduled_tokens:
+            self.rows.append(scheduler_output.total_num_scheduled_tokens)
+        return super().execute_model(scheduler_output)
 
     def load_model(self, *args: Any, **options: Any) -> None:
         super().load_model(*args, **options)
+        self.rows = []
         cache = state().cache
         self.planned_rules = None if cache is None else cache.policy.rules
 
     def cache_rules(self, update: dict[str, Any]) -> None:
         """The plan's rules of the slots, changed so, from the next step on."""
         state().cache.policy.rules = self.planned_rules.model_copy(update=update)
+
+    def cache_rows(self) -> list[int]:
+        """Rows of each step since it was last asked."""
+        found, self.rows = self.rows, []
+        return found
 
     def cache_held(self) -> list[tuple[int, int]]:
         """(layer, expert) of every filled slot."""

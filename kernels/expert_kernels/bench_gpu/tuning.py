@@ -30,8 +30,8 @@ def _choices(touched: int, hosts: int) -> Iterator[Facts]:
             yield {"split_a": a, "split_b": b, "host_blocks": blocks}
     yield {"overlap": 3}
     if 0 < hosts < touched:
-        for n in (10, 12, 14, 16, 20, 24, 32):
-            yield {"link_blocks": n, "link_entries": 0}
+        for percent in (60, 80, 100, 125, 150, 175, 200, 300):
+            yield {"link_percent": percent}
 
 
 def measure(repeats: int) -> Iterator[Facts]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from expert_kernels import cuda, launch
+from expert_kernels import cuda, launch, reference
+from expert_kernels.ops import Matrix
 from expert_kernels.synthetic import RandomExperts, routing
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-3, torch.bfloat16: 4e-3}
@@ -56,3 +57,12 @@ def compare(
         "error": error,
         "homes_identical": identical,
     }
+
+
+def expected_outputs(x: torch.Tensor, matrices: Sequence[Matrix]) -> torch.Tensor:
+    """`ops.linear` in float64, by the reference."""
+    parts = [
+        reference.linear(x.double(), m.trellis, m.suh, m.svh, m.codebook)[:, slice(*m.columns)]
+        for m in matrices
+    ]
+    return torch.cat(parts, dim=1)

@@ -7,8 +7,14 @@ from typing import Any
 
 import torch
 
-from expert_kernels import codec, cuda, ops, reference
-from expert_kernels.gpu_check.compare import TOLERANCE, Facts, inputs, relative_error
+from expert_kernels import codec, cuda, ops
+from expert_kernels.gpu_check.compare import (
+    TOLERANCE,
+    Facts,
+    expected_outputs,
+    inputs,
+    relative_error,
+)
 from expert_kernels.synthetic import RandomExperts, Shape, random_matrix, routing
 
 
@@ -98,11 +104,6 @@ def prefill_formats() -> Iterator[Facts]:
                 }
 
 
-def _expected(x: torch.Tensor, m: ops.Matrix) -> torch.Tensor:
-    y = reference.linear(x.double(), m.trellis, m.suh, m.svh, m.codebook)
-    return y[:, slice(*m.columns)]
-
-
 def linear() -> Iterator[Facts]:
     """EXL3 matrices side by side: few and many rows, dtypes, formats, shards, in a graph."""
     for k, codebook, sizes in (
@@ -118,7 +119,7 @@ def linear() -> Iterator[Facts]:
         for tokens in (1, 3, 8, 9, 16, 17, 32, 33, 1000):
             for dtype in TOLERANCE:
                 x = inputs(tokens, k, dtype, tokens)
-                expected = torch.cat([_expected(x, m) for m in matrices], dim=1)
+                expected = expected_outputs(x, matrices)
                 out = ops.linear(x, matrices)
                 error = relative_error(out, expected)
                 same = torch.equal(out, ops.linear(x, matrices))

@@ -75,6 +75,23 @@ def test_another_kind_of_non_routed_weights_is_refused_by_name() -> None:
         compat.non_routed("deepseek_v41", {"quant_method": "awq"})
 
 
+@pytest.mark.parametrize(
+    ("dtype", "model_type", "factor", "is_wrong"),
+    [
+        (torch.float16, "glm4_moe", 1.5, True),
+        (torch.bfloat16, "glm4_moe", 1.5, False),
+        (torch.float16, "glm4_moe", 1.0, False),
+        (torch.float16, "deepseek_v3", 1.5, False),  # its decoder layer undoes it
+    ],
+)
+def test_float16_is_refused_where_vllm_scales_the_shared_expert_wrongly(
+    dtype: torch.dtype, model_type: str, factor: float, is_wrong: bool
+) -> None:
+    said = compat.wrong_in(dtype, model_type, {"routed_scaling_factor": factor})
+    assert (said is not None) == is_wrong
+    assert said is None or "divides the shared expert of a glm4_moe by 1.5" in said
+
+
 def test_a_weight_that_the_model_reads_itself_is_made_dense() -> None:
     """DeepSeek-V4 multiplies by wo_a.weight, group by group, and sets is_bmm on the module."""
     generator = torch.Generator().manual_seed(2)

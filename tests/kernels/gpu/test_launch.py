@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expert_kernels import launch, prefill, staging
@@ -36,7 +36,7 @@ def test_blocks_fit_the_multiprocessors_they_are_meant_for(
     assert plan.blocks == resident * count and resident in (1, 2)
     need = launch.shared_bytes(plan.groups, architecture)
     assert resident * need <= launch._SHARED_OF_ONE.get(architecture, 100 << 10)
-    assert 1 <= plan.link_blocks <= plan.host_blocks <= plan.blocks
+    assert 1 <= plan.host_blocks <= plan.blocks
 
 
 def test_two_blocks_share_a_multiprocessor_of_an_h200_and_one_has_that_of_a_smaller_card() -> None:
@@ -98,6 +98,7 @@ def test_scratch_counts_every_buffer_to_the_byte() -> None:
     assert need.total == 983040 + 221184 + 3538944 + 983040
 
 
+@settings(deadline=None)  # time says nothing here
 @given(
     counts=st.lists(st.integers(0, 40), max_size=30),
     limit=st.integers(1, 50),
@@ -112,6 +113,7 @@ def test_groups_of_prefill_hold_every_pick_once_in_order(counts: list[int], limi
     assert all(sum(piece.rows for piece in group) == limit for group in made[:-1])
 
 
+@settings(deadline=None)  # time says nothing here
 @given(
     counts=st.lists(st.integers(0, 1500), min_size=1, max_size=30),
     host=st.sets(st.integers(0, 29)),
@@ -146,6 +148,7 @@ def test_runs_of_prefill_hold_every_row_once_and_release_every_batch_once(
     assert released == sorted(set(batch_of.values())) and waiting == sorted(waiting)
 
 
+@settings(deadline=None)  # time says nothing here
 @given(count=st.integers(0, 200), most=st.integers(1, 24))
 def test_batches_of_copies_start_and_end_small_and_hold_every_expert_once(
     count: int, most: int
@@ -156,6 +159,7 @@ def test_batches_of_copies_start_and_end_small_and_hold_every_expert_once(
     assert not made or len(made[0]) == len(made[-1]) == 1
 
 
+@settings(deadline=None)  # time says nothing here
 @given(count=st.integers(0, 200), slots=st.integers(1, 40), most=st.integers(1, 24))
 def test_every_copy_waits_for_the_reads_of_its_slot_and_is_enqueued_before_it_is_waited_for(
     count: int, slots: int, most: int
