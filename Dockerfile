@@ -19,6 +19,15 @@ RUN apt-get update -qq \
  && apt-get install -y -qq --no-install-recommends ca-certificates python3 python3-venv numactl \
  && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/*
 
+# Apart, so that a release on a base that is only a tag fails at once and not after its packages.
+FROM base AS pinned
+ARG BASE_IMAGE
+ARG RELEASE=unreleased
+RUN case "$RELEASE $BASE_IMAGE" in \
+    "unreleased "* | *@sha256:*) ;; \
+    *) echo "release $RELEASE on $BASE_IMAGE, which is no fixed image: BASE_IMAGE=name@sha256:..." >&2; exit 1 ;; \
+    esac
+
 FROM base AS deps
 ARG FLAVOUR
 # Another index for torch alone; local wheels in image/wheels come first.
@@ -95,12 +104,9 @@ LABEL org.opencontainers.image.title="moe-appliance" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.base.name="${BASE_IMAGE}" \
       moe-appliance.flavour="${FLAVOUR}"
-RUN case "$RELEASE $BASE_IMAGE" in \
-    "unreleased "* | *@sha256:*) ;; \
-    *) echo "release $RELEASE on $BASE_IMAGE, which is no fixed image: BASE_IMAGE=name@sha256:..." >&2; exit 1 ;; \
-    esac
 # The numbers are fixed: volumes outlive images.
-RUN groupadd --gid 10001 appliance \
+RUN --mount=type=bind,from=pinned,target=/pinned \
+    groupadd --gid 10001 appliance \
  && useradd --uid 10001 --gid 10001 --home-dir /var/lib/appliance --no-create-home \
             --shell /usr/sbin/nologin appliance \
  && install -d -o 10001 -g 10001 -m 0700 /var/lib/appliance \

@@ -88,7 +88,8 @@ def test_the_stage_refuses_a_library_of_other_sources(tmp_path):
 def test_a_release_is_refused_on_a_base_that_is_a_tag_and_names_its_base():
     base = os.environ["APPLIANCE_BASE_IMAGE"]
     build = ["docker", "build", "--network", "host", "--build-arg", f"BASE_IMAGE={base}",
-             "--build-arg", "KERNELS=none", "--build-arg", "RELEASE=1.2.0"]  # fmt: skip
+             "--build-arg", "KERNELS=none", "--build-arg", "PIP_NO_CACHE_DIR=1",
+             "--build-arg", "RELEASE=1.2.0"]  # fmt: skip
     done = subprocess.run([*build, "--target", "runtime", "."], cwd=REPOSITORY, check=False,
                           capture_output=True, text=True, timeout=120)  # fmt: skip
     assert done.returncode and f"release 1.2.0 on {base}, which is no fixed image" in done.stderr
