@@ -116,8 +116,8 @@ def test_a_frozen_engine_is_found_and_started_again_and_is_ready_in_the_predicte
     docker("exec", demo, "sh", "-c", f"kill -STOP {pid}")
     started = time.monotonic()
     body = {"model": "demo", "prompt": "a", "max_tokens": 4}
-    asking = subprocess.Popen(["curl", "-s", "-m", "100", "-H", f"Authorization: Bearer {key}", "-H",
-                               "Content-Type: application/json", "-d", json.dumps(body),
+    asking = subprocess.Popen(["curl", "-s", "-m", "100", "-H", f"Authorization: Bearer {key}",
+                               "-H", "Content-Type: application/json", "-d", json.dumps(body),
                                API + "/v1/completions"], stdout=subprocess.DEVNULL)  # fmt: skip
     found = restarted = None
     while time.monotonic() - started < 400 and restarted is None:
