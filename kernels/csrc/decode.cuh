@@ -329,9 +329,6 @@ template <int CODEBOOK, int GROUPS>
 int launch(const ExpertsDecode& c, cudaStream_t stream) {
     const int picks = c.tokens * c.top_k;
     const dim3 grid((c.hidden / 128 + kWarps - 1) / kWarps, picks, 2);
-    if (const cudaError_t e = cudaFuncSetAttribute(
-            rotate_inputs, cudaFuncAttributePreferredSharedMemoryCarveout, (c.overlap & 4) != 0 ? 100 : -1))
-        return e;
     if (const int e = launch_kernel(rotate_inputs, grid, 0, (c.overlap & 2) != 0, c, stream)) return e;
     const auto kernel = routed_layer<CODEBOOK, GROUPS>;
     const int bytes = Layer<CODEBOOK, GROUPS>::shared_bytes(c.ring_bytes);

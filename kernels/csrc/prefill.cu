@@ -64,36 +64,38 @@ __global__ void activate_pieces(const ExpertsPrefill c, const ExpertsPiece* piec
 }
 
 // A token's picks in the group, experts ascending (that is the order of the sort), onto out: one
-// order for every sum, so no atomics and the same bits every time.
+// order for every sum, so no atomics and the same bits every time. A block a token: most tokens of a
+// long prefill have no pick in a group, and are looked at by few warps.
 __global__ void weigh_add(const ExpertsPrefill c) {
-    const int block = blockIdx.x * kPrefillWarps + (threadIdx.x >> 5), token = blockIdx.y, lane = threadIdx.x & 31;
-    if (block >= c.hidden / 128) return;
+    const int token = blockIdx.x, lane = threadIdx.x & 31;
     const int64_t pick = static_cast<int64_t>(token) * c.top_k + lane;
     int64_t row = lane < c.top_k ? c.place[pick] - c.first : -1;
     if (row >= c.group_rows) row = -1;
-    uint32_t left = __ballot_sync(0xFFFFFFFFu, row >= 0);
-    if (left == 0) return;
-    const int at = 128 * block + 4 * lane;
-    float sum[4];
-    load4(c.out, static_cast<int64_t>(token) * c.hidden + at, EXPERTS_FLOAT32, sum);
-    while (left) {
-        int who = 0;
-        int64_t first = INT64_MAX;
-        for (uint32_t mask = left; mask; mask &= mask - 1) {
-            const int64_t other = __shfl_sync(0xFFFFFFFFu, row, __ffs(mask) - 1);
-            if (other < first) first = other, who = __ffs(mask) - 1;
-        }
-        left &= ~(1u << who);
-        const int64_t chosen = static_cast<int64_t>(token) * c.top_k + who;
-        float y[4], s[4];
-        load4(c.y, first * c.hidden + at, EXPERTS_FLOAT32, y);
-        load4(scale(row_of(c, chosen), 2, 1) + at, s);
-        hadamard(y);
-        const float factor = kInverseSqrt128 * (c.weight_on_input ? 1.0f : c.weights[chosen]);
+    const uint32_t mine = __ballot_sync(0xFFFFFFFFu, row >= 0);
+    if (mine == 0) return;
+    for (int block = threadIdx.x >> 5; block < c.hidden / 128; block += kPrefillWarps) {
+        const int at = 128 * block + 4 * lane;
+        float sum[4];
+        load4(c.out, static_cast<int64_t>(token) * c.hidden + at, EXPERTS_FLOAT32, sum);
+        for (uint32_t left = mine; left;) {
+            int who = 0;
+            int64_t first = INT64_MAX;
+            for (uint32_t mask = left; mask; mask &= mask - 1) {
+                const int64_t other = __shfl_sync(0xFFFFFFFFu, row, __ffs(mask) - 1);
+                if (other < first) first = other, who = __ffs(mask) - 1;
+            }
+            left &= ~(1u << who);
+            const int64_t chosen = static_cast<int64_t>(token) * c.top_k + who;
+            float y[4], s[4];
+            load4(c.y, first * c.hidden + at, EXPERTS_FLOAT32, y);
+            load4(scale(row_of(c, chosen), 2, 1) + at, s);
+            hadamard(y);
+            const float factor = kInverseSqrt128 * (c.weight_on_input ? 1.0f : c.weights[chosen]);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sum[i] += y[i] * s[i] * factor;
+            for (int i = 0; i < 4; ++i) sum[i] += y[i] * s[i] * factor;
+        }
+        store4(c.out, static_cast<int64_t>(token) * c.hidden + at, EXPERTS_FLOAT32, sum);
     }
-    store4(c.out, static_cast<int64_t>(token) * c.hidden + at, EXPERTS_FLOAT32, sum);
 }
 
 }  // namespace exl3
@@ -117,7 +119,7 @@ extern "C" int experts_prefill(const ExpertsPrefill* call, int step, void* strea
     switch (step) {
         case EXPERTS_GATHER: exl3::gather_rotate<<<grid(c.hidden, c.group_rows, 2), threads, 0, on>>>(c); break;
         case EXPERTS_ACTIVATE: exl3::activate_rows<<<grid(c.intermediate, c.rows, 1), threads, 0, on>>>(c); break;
-        case EXPERTS_ADD: exl3::weigh_add<<<grid(c.hidden, c.tokens, 1), threads, 0, on>>>(c); break;
+        case EXPERTS_ADD: exl3::weigh_add<<<c.tokens, threads, 0, on>>>(c); break;
         default: return cudaErrorInvalidValue;
     }
     return cudaGetLastError();

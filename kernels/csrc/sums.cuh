@@ -89,18 +89,23 @@ __device__ inline void combine(const ExpertsDecode& c, const Routing& r, int blo
             place += other < mine || (other == mine && slot < lane);
         }
         float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        for (int i = 0; i < c.top_k; ++i) {
-            const uint32_t who = __ballot_sync(0xFFFFFFFFu, added && place == i);
-            if (who == 0) continue;
-            const int pick = base + __ffs(who) - 1;
-            float v[4];
-            if (r.rank[pick] == kNotHere) {
-                v[0] = v[1] = v[2] = v[3] = __int_as_float(0x7FC00000);  // never silently wrong
-            } else {
-                add_parts(c.y + static_cast<int64_t>(pick) * c.hidden + 128 * block, 1, 0, v);
+        constexpr int kTogether = 6;  // reads under way at once, also of rows that are not added then
+        for (int first = 0; first < c.top_k; first += kTogether) {
+            float v[kTogether][4];
+            uint32_t who[kTogether];
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i) {
+                who[i] = __ballot_sync(0xFFFFFFFFu, added && place == first + i);
+                const int pick = base + max(0, __ffs(who[i]) - 1);
+                add_parts(c.y + static_cast<int64_t>(pick) * c.hidden + 128 * block, 1, 0, v[i]);
             }
 #pragma unroll
-            for (int j = 0; j < 4; ++j) sum[j] += v[j];
+            for (int i = 0; i < kTogether; ++i) {
+                if (who[i] == 0) continue;
+                const bool here = r.rank[base + __ffs(who[i]) - 1] != kNotHere;
+#pragma unroll
+                for (int j = 0; j < 4; ++j) sum[j] += here ? v[i][j] : __int_as_float(0x7FC00000);  // never silently wrong
+            }
         }
         store4(c.out, static_cast<int64_t>(token) * c.hidden + 128 * block + 4 * lane, c.dtype, sum);
     }

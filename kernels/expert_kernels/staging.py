@@ -94,9 +94,8 @@ class Trellises:
         self.batches = batches(host, min(launch.PREFILL_BATCH, launch.PREFILL_SLOTS))
         self.batch_of = {e: b for b, batch in enumerate(self.batches) for e in batch}
         self.number = {e: i for i, e in enumerate(host)}
-        self.filled = [torch.cuda.Event() for _ in self.batches]
-        self.read = [torch.cuda.Event() for _ in self.batches]
-        self.copied = self.released = 0  # batches
+        self.filled: list[torch.cuda.Event] = []  # of the batches copied
+        self.read: list[torch.cuda.Event] = []  # of the batches released
         self.copied_bytes = sum(self.sizes) * len(host)
         self.caller = self.urgent = torch.cuda.current_stream(device)
         self.staging = prepare(device, sum(self.sizes)) if host else None
@@ -104,9 +103,9 @@ class Trellises:
             self.urgent = self.staging.urgent
             # What an earlier call still reads from the buffers, this stream has ordered before.
             self.staging.stream.wait_stream(self.caller)
-        # 2 ms of copies at 13 MB each: enough until the products are planned. What the plan copies
-        # to the device comes behind them.
-        self.copy_ahead(4)
+        # 4 ms of copies at 13 MB each, until the products are planned: with 2 the copy engine
+        # waited 1.7 for a slow host. What the plan copies to the device comes behind them.
+        self.copy_ahead(5)
 
     def of(self, expert: int) -> list[int]:
         """Where the expert's trellises are while it is multiplied."""
@@ -117,13 +116,13 @@ class Trellises:
 
     def wait_for(self, batch: int) -> None:
         """Work enqueued from now on finds the batch copied."""
-        assert batch < self.copied, "a wait for a copy that is not enqueued would wait for nothing"
+        assert batch < len(self.filled), "a wait for a copy that is not enqueued is for nothing"
         self.urgent.wait_event(self.filled[batch])
 
     def release(self, batch: int) -> None:
         """All that reads this batch is enqueued: its slots take the experts that come next."""
-        self.read[batch].record(self.urgent)
-        self.released = batch + 1
+        assert batch == len(self.read), "batches are released in order"
+        self.read.append(self.urgent.record_event())
         self.copy_ahead(len(self.batches))
 
     def keep(self) -> None:
@@ -140,19 +139,18 @@ class Trellises:
 
     def copy_ahead(self, most: int) -> None:
         """Enqueue batches, up to the `most`-th, whose slots' earlier reads are enqueued already."""
-        while self.copied < min(most, len(self.batches)):
+        while (batch := len(self.filled)) < min(most, len(self.batches)):
             assert self.staging is not None
-            reader = reader_of(self.batches, self.copied, self.staging.slots)
-            if reader >= self.released:
+            reader = reader_of(self.batches, batch, self.staging.slots)
+            if reader >= len(self.read):
                 return
             if reader >= 0:
                 self.staging.stream.wait_event(self.read[reader])
-            for expert in self.batches[self.copied]:
+            for expert in self.batches[batch]:
                 to = self._target(expert)
                 assert to is not None
                 self._copy_expert(expert, to, self.staging.stream.cuda_stream)
-            self.filled[self.copied].record(self.staging.stream)
-            self.copied += 1
+            self.filled.append(self.staging.stream.record_event())
 
     def _copy_expert(self, expert: int, to: int, stream: int) -> None:
         gate, up, down = self.rows[expert]

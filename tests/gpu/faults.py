@@ -73,15 +73,16 @@ def full_card(leave: int) -> Any:
 
 
 def used() -> dict[str, float]:
-    """MiB in use on every card, and MiB of host memory that are available."""
-    words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    """MiB in use on the card that is ours, and MiB of host memory that are available."""
+    card = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    words = ["nvidia-smi", "-i", card, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     cards = ""
     if shutil.which(words[0]):
         cards = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     host = Path("/proc/meminfo").read_text()
     available = re.search(r"MemAvailable:\s+(\d+)", host)
     assert available is not None
-    return {"cards": float(sum(map(int, cards.split()))), "available": int(available[1]) / 1024}
+    return {"card": float(sum(map(int, cards.split()))), "available": int(available[1]) / 1024}
 
 
 # Without an engine ----------------------------------------------------------------------------
@@ -304,6 +305,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--only", nargs="+", choices=list(SENTENCES), default=list(SENTENCES))
     parser.add_argument("--limit", type=float, default=90.0, help="seconds for a group")
+    parser.add_argument("--shared-host", action="store_true", help="others use its memory, too")
     parser.add_argument("--direct", action="store_true", help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.direct:
@@ -329,9 +331,9 @@ def main() -> int:
             good = run_up(a, ["full-card"]) and good
     time.sleep(1.0)
     after = used()
-    back = abs(after["cards"] - before["cards"]) < 64 and (
-        before["available"] - after["available"] < 768
-    )
+    back = abs(after["card"] - before["card"]) < 64
+    if not a.shared_host:
+        back = back and before["available"] - after["available"] < 768
     say(verdict=good and back, before_mib=before, after_mib=after, given_back=back)
     return 0 if good and back else 1
 

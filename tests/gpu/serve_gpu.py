@@ -6,9 +6,9 @@ Makes a model of true expert shapes (5120 x 2304, K = 3) and a tiny one, plans e
 planner, and runs every case as a process of its own: they load beside each other, and prove
 themselves. Then they take turns to measure what a step takes beside the planner's prediction; or,
 with `--tokens`, generate: twice, and where there are slots with them being refilled between steps,
-and still again, with another proof. Runs on the same ranks must agree to the token. Exit code 1 on
-a difference, a proof with problems, slots that did not move, or a case that died. What is expected
-comes first.
+and still again, with another proof (`--steps`: and then take turns all the same). Runs on the same
+ranks must agree to the token. Exit code 1 on a difference, a proof with problems, slots that did
+not move, or a case that died. What is expected comes first.
 """
 
 from __future__ import annotations
@@ -297,8 +297,11 @@ def child(a: Any, name: str) -> None:
             if case.slots:
                 engine.llm.collective_rpc("cache_rules", args=(RESTLESS,))
             facts |= known_answers(engine, a.work / case.model)
-    else:
+    if a.steps and a.tokens:
+        turn = my_turn(a.work, name, a.beside)
+    if case.model != "tiny" and (a.steps or not a.tokens):
         facts["decode"] = [engine.decode(streams) for streams in (1, 4)]
+    if not a.tokens:
         facts["prefill"] = engine.prefill(4, 2000)
     facts["seconds"] = round(time.perf_counter() - began, 1)
     hidden = {*TEXTS, *(f"{what}_rows" for what in TEXTS)}
@@ -365,6 +368,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=1, help="2: also cases over two GPUs")
     parser.add_argument("--expert-parallel", action="store_true", help="of those, EP instead of TP")
     parser.add_argument("--tokens", action="store_true", help="instead of times")
+    parser.add_argument("--steps", action="store_true", help="after the tokens of all: steps, too")
     parser.add_argument("--limit", type=float, default=400.0, help="seconds for all cases")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: try it")
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="float16",

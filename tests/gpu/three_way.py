@@ -73,6 +73,12 @@ class Servers:
         made = plan(inspect(Live()), read_checkpoint(self.a.work / "model"), None, policy)
         ranks = tuple(rank.model_copy(update={"numa_node": None}) for rank in made.ranks)
         made.model_copy(update={"ranks": ranks}).write(self.a.work / f"{name}.plan.json")
+        predicted = {
+            p.streams: round(p.tokens_per_second.likely, 1)
+            for p in made.predictions
+            if p.streams in (1, 2, 4, 6) and p.tokens_per_second is not None
+        }
+        say(server=name, predicted_tokens_per_s=predicted)
         words = ("up", "--model", str(self.a.work / "model"), "--name", "model", "--port",
                  str(PORTS[name]), "--plan", str(self.a.work / f"{name}.plan.json"))  # fmt: skip
         self.running[name] = self.appliance(name, *words, log=f"{name}.log")

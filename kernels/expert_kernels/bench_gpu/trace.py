@@ -25,20 +25,18 @@ def measure(repeats: int) -> Iterator[Facts]:
         for touched, top_k, hosts in ((1, 1, 1), (1, 6, 1), (6, 6, 6), (1, 1, 0), (2, 2, 0)):
             usual = roomy(shape, top_k)
             problem = Problem(experts, touched, top_k, hosts, repeats)
-            for overlap in (1, 5):
-                facts: Facts = {"hidden": shape.hidden, "touched": touched, "top_k": top_k}
-                facts |= {"host": hosts, "overlap": overlap}
-                facts["us"] = problem.microseconds(overlap=overlap)
-                shown = usual.host_blocks if hosts else usual.blocks
-                yield {**facts, **_traced(problem, usual.blocks, shown, overlap)}
+            facts: Facts = {"hidden": shape.hidden, "touched": touched, "top_k": top_k}
+            facts |= {"host": hosts, "us": problem.microseconds()}
+            shown = usual.host_blocks if hosts else usual.blocks
+            yield {**facts, **_traced(problem, usual.blocks, shown)}
 
 
-def _traced(problem: Problem, blocks: int, shown: int, overlap: int) -> Facts:
+def _traced(problem: Problem, blocks: int, shown: int) -> Facts:
     traces = torch.zeros(CALLS, blocks + 1, RECORDS, 3, dtype=torch.int64, device="cuda")
 
     def calls() -> None:
         for (weights, ids), trace in zip(problem.sets, traces, strict=True):
-            cuda.decode(problem.x, weights, ids, problem.table, overlap=overlap, trace=trace)
+            cuda.decode(problem.x, weights, ids, problem.table, trace=trace)
 
     calls()
     torch.cuda.synchronize()

@@ -73,7 +73,7 @@ def test_the_history_grows_with_the_answers(timed: Serve) -> None:
 
 
 def test_a_server_that_refuses_everything_is_an_error_with_its_name(timed: Serve) -> None:
-    with pytest.raises(ServeError, match="all 2 turns at 2 streams failed: http-429"):
+    with pytest.raises(ServeError, match="all of 2 turns at 2 streams failed: http-429"):
         loaded(timed(1.0, 1.0), [], "http-429").run(Ask(2, 2, 0))
 
 

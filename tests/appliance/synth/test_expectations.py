@@ -19,7 +19,7 @@ from expert_kernels import reference
 
 pytestmark = pytest.mark.engine
 
-FAMILIES = ("qwen3_moe", "deepseek_v3")
+FAMILIES = ("qwen3_moe", "deepseek_v3", "glm4_moe", "mixtral")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,7 +36,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Ex
     made = {}
     for family in FAMILIES:
         folder = tmp_path_factory.mktemp("synth") / family
-        synthesize(folder, SynthSpec(family=family))
+        synthesize(folder, SynthSpec(family=family, dense_layers=int(family != "mixtral")))
         made[family] = (folder, write_expectations(folder))
     return made
 
