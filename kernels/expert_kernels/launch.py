@@ -22,9 +22,9 @@ PREFILL_WINDOW = 2  # groups of rows begun and not yet added: 64 KB of scratch a
 PREFILL_BATCH = 8
 PREFILL_ROWS = 4096  # rows multiplied at once: bounds the scratch
 PIECE_ROWS = 128  # rows of a block of the fused products: csrc/experts.h, EXPERTS_PIECE_ROWS
-# An expert with as many is made dense for cuBLAS. us fused and dense, the latter with a fast and a
-# slow host: 162, 185 and 304 at 256 rows; 221, 205 and 299 at 512; 364, 274 and 325 at 1,024.
-DENSE_ROWS = 512
+# An expert with as many is made dense for cuBLAS. us fused and dense: 112 and 198 at 256 rows, 164
+# and 196 at 512, 285 and 262 at 1,024, 516 and 418 at 2,048.
+DENSE_ROWS = 768
 BLOCK = 128  # columns of a unit, and the rotation's block
 # 48 blocks share the link best: 36 touched and 3 on the host take 807 us with 32 or 48, 935 with
 # 64, 1,095 with 96; one alone 311, 284, 286, 291. Where the device's experts take as long, host
