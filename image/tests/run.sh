@@ -29,6 +29,8 @@ fi
 
 if [ "${1:-}" = node ]; then
     docker compose build --quiet demo
+    [ -x .venv/chart-tools/helm/helm ] || PYTHONPATH=tests .venv/bin/python -c \
+        'from pathlib import Path; from charts import fetch; fetch(Path(".venv/chart-tools"))'
     python3 -m pip install --quiet --no-deps --require-hashes --target "$folder/client" \
         -r constraints/cluster-client.txt
     PYTHON=$here/.venv/bin/python image/tests/node.sh start "$folder"

@@ -1,5 +1,6 @@
 """`docker compose up demo --wait`, as a person types it, and what the container is then."""
 
+import http.client
 import json
 import os
 import subprocess
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-API = f"http://127.0.0.1:{os.environ.get('APPLIANCE_PORT', 8000)}"
+PORT = int(os.environ.get("APPLIANCE_PORT", "8000"))
+API = f"http://127.0.0.1:{PORT}"
 AGENT = f"http://127.0.0.1:{os.environ.get('APPLIANCE_AGENT_PORT', 8001)}"
 
 
@@ -27,13 +29,13 @@ def ask(path: str, body: object = None, key: str | None = None, method: str | No
     if key:
         headers["Authorization"] = f"Bearer {key}"
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(API + path, data=data, headers=headers, method=method)
+    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=120)
     try:
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
+        connection.request(method or ("GET" if data is None else "POST"), path, data, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +116,8 @@ def test_a_frozen_engine_is_found_and_started_again_and_is_ready_in_the_predicte
     docker("exec", demo, "sh", "-c", f"kill -STOP {pid}")
     started = time.monotonic()
     body = {"model": "demo", "prompt": "a", "max_tokens": 4}
-    asking = subprocess.Popen(["curl", "-s", "-m", "100", "-H", f"Authorization: Bearer {key}", "-H",
-                               "Content-Type: application/json", "-d", json.dumps(body),
+    asking = subprocess.Popen(["curl", "-s", "-m", "100", "-H", f"Authorization: Bearer {key}",
+                               "-H", "Content-Type: application/json", "-d", json.dumps(body),
                                API + "/v1/completions"], stdout=subprocess.DEVNULL)  # fmt: skip
     found = restarted = None
     while time.monotonic() - started < 400 and restarted is None:
