@@ -96,12 +96,13 @@ def test_placement_ranks_and_format_change_no_token(
     assert served["half"]["vllm"].startswith("0.32.0")
     assert tokens(shipped) == tokens(served["half"])
 
+    two: dict[str, Any] = {"tensor_parallel_size": 2}
     over_ranks = {
-        "tp2": serve(model, "tp2", prompts, 0.5, tensor_parallel_size=2),
-        "ep2": serve(
-            model, "ep2", prompts, 0.5, tensor_parallel_size=2, enable_expert_parallel=True
-        ),
+        "tp2": serve(model, "tp2", prompts, 0.75, slots=2, **two),
+        "ep2": serve(model, "ep2", prompts, 0.75, slots=2, enable_expert_parallel=True, **two),
     }
+    for outputs in over_ranks.values():
+        assert all(rank["promotions"] > 0 for rank in outputs["state"])
     dense = model.folder / "dense"
     write_dense_twin(model.path, dense)
     over_ranks["dense"] = model.generate_stock("dense", dense, prompts)
