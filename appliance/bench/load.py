@@ -67,7 +67,7 @@ class Load:
         if turns and all(s.error is not None for s in turns):
             names = ", ".join(sorted({f"{s.error}: {s.detail}" for s in turns}))
             streams = counted(asked.streams, "stream")
-            raise ServeError(f"all {counted(len(turns), 'turn')} at {streams} failed: {names}")
+            raise ServeError(f"all of {counted(len(turns), 'turn')} at {streams} failed: {names}")
         return [s.speed for s in turns if s.speed is not None]
 
     async def _block(self, asked: Ask) -> list[Sample]:
