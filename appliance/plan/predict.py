@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from appliance.plan.budget import Demand
 from appliance.plan.cost import cold_layer_seconds, row_probabilities, touched
@@ -32,6 +34,7 @@ OTHER_CARD = (0.6, 1.0, 1.8)
 LINK_RATE = (0.9, 1.0, 1.05)
 # GPUs on different memory nodes: 1.17x to 1.51x slower (FACTS section 1).
 FAR_CARDS = (0.17, 0.34, 0.51)
+_NORMAL = NormalDist()
 _EACH_STEP = (
     "attention", "mlp", "shared experts", "router", "norm", "head", "lookup", "other",
 )  # fmt: skip
@@ -149,6 +152,8 @@ def _layer_seconds(
 ) -> tuple[float, float]:
     """Seconds of one layer's experts on its slowest rank: all on the device, and as planned."""
     seen: dict[tuple[float, tuple[int, ...]], tuple[float, float]] = {}
+    draws: list[tuple[float, float]] = []  # by rank: expected seconds, and their deviation
+    of_all: list[float] = []  # expected share of a step's picks that wait on this rank
     other = OTHER_CARD[edge] if demand.curve == H200 else 1.0
     for number, rate in enumerate(rates):
         cold = layer.cold[number]
@@ -160,7 +165,42 @@ def _layer_seconds(
         block, link = layer.block_bytes, rate * LINK_RATE[2 - edge]
         planned = cold_layer_seconds(waiting, block, link, demand.curve, device)
         seen[rate, cold] = (device, planned)
-    return max(d for d, _ in seen.values()), max(p for _, p in seen.values())
+        spread = math.sqrt(sum(p * (1 - p) for p in waiting)) * block / link
+        draws.append((planned, spread))
+        of_all.append(sum(waiting) / max(1e-9, sum(read)))
+    alone = max(d for d, _ in seen.values())
+    if not demand.expert_parallel:
+        return alone, max(p for p, _ in draws)
+    # Picks of one rank are not another's: the more of a step's picks wait, the more so.
+    share = sum(of_all) / len(of_all)
+    return alone, slowest(draws, -share / (1 - share) if share < 0.5 else -1.0)
+
+
+def slowest(draws: Sequence[tuple[float, float]], correlation: float = 0.0) -> float:
+    """Expected largest of these (mean, deviation), each two of them so correlated.
+
+    Which experts a step picks differs from rank to rank, and every layer waits for the last: that
+    is later than the later of the means. Source: C. E. Clark, The greatest of a finite set of
+    random variables (1961), normal approximation, one after another.
+    """
+    mean, spread = draws[0]
+    for other, its_spread in draws[1:]:
+        apart = math.sqrt(
+            max(0.0, spread**2 + its_spread**2 - 2 * correlation * spread * its_spread)
+        )
+        if not apart:
+            mean, spread = max((mean, spread), (other, its_spread))
+            continue
+        at = (mean - other) / apart
+        above, density = _NORMAL.cdf(at), _NORMAL.pdf(at)
+        first = mean * above + other * (1 - above) + apart * density
+        second = (
+            (mean**2 + spread**2) * above
+            + (other**2 + its_spread**2) * (1 - above)
+            + (mean + other) * apart * density
+        )
+        mean, spread = first, math.sqrt(max(0.0, second - first**2))
+    return mean
 
 
 def _dense_seconds(demand: Demand, rank: RankPlan, model: GpuModel, edge: int) -> float:
