@@ -33,7 +33,7 @@ start() {
     if [ -z "$bridge" ] && [ -e /sys/class/net/docker0 ]; then
         # dockerd without a bridge removes docker0, whosever it is: one of our own keeps it from that.
         ip link add "$own" type bridge
-        ip address add 192.0.2.1/24 dev "$own" # a range that is nobody's
+        ip address add 169.254.77.1/30 dev "$own" # link-local: no route of the host goes there
         alone=(--bridge="$own" "${alone[@]:1}")
     fi
     FAKE_NVML_LIB=$folder/libnvidia-ml.so.1 FAKE_NVML_FILE=$tools/two-rtx-pro-6000.nvml.txt \
