@@ -32,7 +32,8 @@ start() {
     K8S_DIR=$node DOCKER_ROOT=$folder bash "$node/up2.sh"
     background proxy ./kube-proxy --kubeconfig=kubeconfig --hostname-override=vm --masquerade-all \
         --proxy-mode=iptables --conntrack-max-per-core=0
-    background dns dnsmasq --keep-in-foreground --no-resolv --no-hosts --hostsdir="$node/hosts" \
+    # As root: the folder is nobody else's to read.
+    background dns dnsmasq --user=root --keep-in-foreground --no-resolv --no-hosts --hostsdir="$node/hosts" \
         --listen-address=172.17.0.1 --bind-interfaces --port=53
     mkdir -p "$node/plugin"
     cp "$tools"/k8s/dp_pb2*.py "$node/plugin/"
