@@ -33,6 +33,8 @@ mount --make-rprivate /
 mount -t tmpfs -o size={DISK_BYTES},mode=755 none "$1"
 cp "$2" "$1/answer.py"
 chmod 644 "$1/answer.py"
+mkdir "$1/tmp" "$1/dev"
+mount -t tmpfs -o size={DISK_BYTES},mode=1777 none "$1/tmp"
 for folder in /usr /bin /lib /lib32 /lib64 "$3"; do
     if [ -L "$folder" ]; then cp -P "$folder" "$1$folder"; continue; fi
     [ -d "$folder" ] && [ ! -d "$1$folder" ] || continue
@@ -40,10 +42,8 @@ for folder in /usr /bin /lib /lib32 /lib64 "$3"; do
     mount --rbind "$folder" "$1$folder"
     mount -o remount,bind,ro "$1$folder"
 done
-mkdir "$1/tmp" "$1/dev"
 touch "$1/dev/null"
 mount --bind /dev/null "$1/dev/null"
-mount -t tmpfs -o size={DISK_BYTES},mode=1777 none "$1/tmp"
 mount -o remount,ro "$1"
 cd "$1"
 shift 3
