@@ -76,10 +76,12 @@ def test_code_cannot(tmp_path: Path, attempt: str) -> None:
 
 
 def test_code_that_behaves_ends_well(tmp_path: Path) -> None:
+    own = Path(os.path.realpath(sys.executable))  # an interpreter may lie there, too
+    there = {"own", *own.parts[2:3]} if own.is_relative_to("/tmp") else {"own"}
     fine = (
         "import json, math, os, re, random, tempfile, collections, itertools, subprocess, sys\n"
         "os.chdir(os.environ['HOME'])\nopen('own', 'w').write('x' * 1000)\n"
-        "open(os.devnull, 'w').write('x')\nassert os.listdir('.') == ['own']\n"
+        f"open(os.devnull, 'w').write('x')\nassert set(os.listdir('.')) == {there}\n"
         "print('much to say' * 1000)\n"
     )
     assert runs(fine, sys.executable, tmp_path)
