@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from appliance.weights.network import Network
 
 PREFIX = "APPLIANCE_"
+# What compose.yaml alone reads. They may be in the environment of a shell that has read .env.
+COMPOSE_ONLY = frozenset(
+    f"{PREFIX}{name}"
+    for name in (
+        *("IMAGE", "DEMO_IMAGE", "BASE_IMAGE", "DEMO_BASE_IMAGE", "KERNELS", "MODELS", "LISTEN"),
+        *("KEYS_FILE", "TLS_CERTIFICATE_FILE", "TLS_KEY_FILE", "SHM_SIZE", "STOP_GRACE"),
+    )
+)
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -121,7 +129,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     source = os.environ if environ is None else environ
     values: dict[str, object] = {"state_dir": _default_state_dir(source)}
     for name, value in source.items():
-        if not name.startswith(PREFIX):
+        if not name.startswith(PREFIX) or name in COMPOSE_ONLY:
             continue
         field = name.removeprefix(PREFIX).lower()
         if field not in Settings.model_fields:

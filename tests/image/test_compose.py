@@ -5,7 +5,7 @@ import re
 import pytest
 from composed import REPOSITORY, compose, environment, variables
 
-from appliance.settings import PREFIX, Settings, read_settings
+from appliance.settings import COMPOSE_ONLY, PREFIX, Settings, read_settings
 
 # The image or the command line decides these, or one service's compose file does.
 OURS = {"STATE_DIR", "ENGINE_PYTHON", "PORT", "AGENT_PORT", "GATEWAY_CONTROL_KEY", "RELEASE"}
@@ -34,6 +34,13 @@ def test_every_variable_is_documented_and_nothing_else_is():
     text = (REPOSITORY / ".env.example").read_text()
     documented = set(re.findall(r"^#(\w+)=", text, re.MULTILINE))
     assert documented == variables()
+
+
+def test_a_shell_that_has_read_env_example_can_run_the_cli():
+    names = {name for name in variables() if name.startswith(PREFIX)}
+    settings = {PREFIX + field.upper() for field in Settings.model_fields}
+    assert names - settings == COMPOSE_ONLY
+    read_settings(dict.fromkeys(COMPOSE_ONLY, "anything"))
 
 
 def test_compose_up_starts_the_appliance_alone_and_the_rest_is_asked_for():
