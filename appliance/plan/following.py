@@ -67,6 +67,20 @@ class Followed(LayerSlots):
         return min(map(self.picks.__getitem__, self.slots), default=math.inf)
 
 
+def carry_out(swap: Promotion, enters: LayerSlots, leaves: LayerSlots) -> None:
+    """The swap in the sets of its two layers, which may be one."""
+    enters.cold.remove(swap.expert)
+    enters.slots.add(swap.expert)
+    leaves.slots.remove(swap.evict)
+    leaves.cold.add(swap.evict)
+
+
+def with_income(budget: float, rules: CacheRules, rows: int) -> float:
+    """Promotions that may be made after `rows` more rows; what is not spent is kept for a burst."""
+    rate = rules.promotions_per_row
+    return min(budget + rate * rows, max(1.0, rate * rules.burst_rows))
+
+
 class Following:
     """All layers of one rank, from what their slots hold now. Call `count` for what a step picked,
     then `step`."""
@@ -109,8 +123,7 @@ class Following:
 
     def step(self, rows: int) -> list[Promotion]:
         """Close a step of `rows` rows: the swaps made here because of it."""
-        rate = self.rules.promotions_per_row
-        self._budget = min(self._budget + rate * rows, max(1.0, rate * self.rules.burst_rows))
+        self._budget = with_income(self._budget, self.rules, rows)
         out = self._spend() if self._budget >= 1.0 and self._plan_is_broken() else []
         self._weight *= 2.0 ** (rows / self.rules.half_life_rows)
         if self._weight > _FOLD:
@@ -163,8 +176,6 @@ def _swap(enter: Followed, hot: float, leave: Followed, weak: float) -> Promotio
     """Of equals the lower number comes in and the higher goes."""
     expert = min(e for e in enter.cold if enter.picks[e] == hot)
     evict = max(e for e in leave.slots if leave.picks[e] == weak)
-    enter.cold.remove(expert)
-    enter.slots.add(expert)
-    leave.slots.remove(evict)
-    leave.cold.add(evict)
-    return Promotion(enter.layer, expert, leave.layer, evict)
+    swap = Promotion(enter.layer, expert, leave.layer, evict)
+    carry_out(swap, enter, leave)
+    return swap

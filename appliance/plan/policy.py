@@ -12,7 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from appliance.plan.following import Following, LayerSlots, Promotion, chance
+from appliance.plan.following import (
+    Following,
+    LayerSlots,
+    Promotion,
+    carry_out,
+    chance,
+    with_income,
+)
 from appliance.plan.model import CacheRules
 
 
@@ -73,14 +80,12 @@ class Cache:
 
         They are already applied here: the caller must carry out each, or rebuild the cache.
         """
-        rules = self.rules
-        rate = rules.promotions_per_row
-        self._budget = min(self._budget + rate * rows, max(1.0, rate * rules.burst_rows))
+        self._budget = with_income(self._budget, self.rules, rows)
         swaps = self._following.step(rows)
         ahead = self._lost - self._won if self.follows else self._won - self._lost
         if ahead > chance(self._lost + self._won):
             self.follows, self._behind = not self.follows, True
-        kept = 0.5 ** (rows / rules.half_life_rows)
+        kept = 0.5 ** (rows / self.rules.half_life_rows)
         self._lost, self._won = self._lost * kept, self._won * kept
         if not self._behind and not (self.follows and swaps):
             return []
@@ -93,11 +98,7 @@ class Cache:
         self._budget -= len(done)
         self._behind = len(done) < len(swaps)
         for swap in done:
-            enters, leaves = self.layers[swap.layer], self.layers[swap.evict_layer]
-            enters.cold.remove(swap.expert)
-            enters.slots.add(swap.expert)
-            leaves.slots.remove(swap.evict)
-            leaves.cold.add(swap.evict)
+            carry_out(swap, self.layers[swap.layer], self.layers[swap.evict_layer])
         return done
 
     def _missing(self) -> Iterator[tuple[float, Promotion]]:

@@ -154,7 +154,7 @@ def _layer_seconds(
     seen: dict[tuple[float, tuple[int, ...]], tuple[float, float]] = {}
     draws: list[tuple[float, float]] = []  # by rank: expected seconds, and their deviation
     of_all: list[float] = []  # expected share of a step's picks that wait on this rank
-    other = OTHER_CARD[edge] if demand.curve == H200 else 1.0
+    other = _other_card(demand, edge)
     for number, rate in enumerate(rates):
         cold = layer.cold[number]
         if (rate, cold) in seen and not demand.expert_parallel:
@@ -174,6 +174,11 @@ def _layer_seconds(
     # Picks of one rank are not another's: the more of a step's picks wait, the more so.
     share = sum(of_all) / len(of_all)
     return alone, slowest(draws, -share / (1 - share) if share < 0.5 else -1.0)
+
+
+def _other_card(demand: Demand, edge: int) -> float:
+    """How many times as long decoding may take here; 1 where the curve is from this card."""
+    return OTHER_CARD[edge] if demand.curve == H200 else 1.0
 
 
 def slowest(draws: Sequence[tuple[float, float]], correlation: float = 0.0) -> float:
@@ -207,8 +212,8 @@ def _dense_seconds(demand: Demand, rank: RankPlan, model: GpuModel, edge: int) -
     """Seconds for what every step reads beside routed experts."""
     size = sum(i.size_bytes for i in rank.ledger if i.home == "device" and i.part in _EACH_STEP)
     count, weights = demand.linears
-    other = OTHER_CARD[edge] if demand.curve == H200 else 1.0
-    linears = count * LINEAR_SECONDS + weights / demand.ranks / LINEAR_WEIGHTS_PER_SECOND * other
+    linears = count * LINEAR_SECONDS
+    linears += weights / demand.ranks / LINEAR_WEIGHTS_PER_SECOND * _other_card(demand, edge)
     rate = model.memory_bytes_per_second * DENSE_RATE[2 - edge]
     return size / rate + linears
 

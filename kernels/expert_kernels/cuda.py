@@ -142,14 +142,15 @@ def _device(index: int) -> tuple[str, int]:
 
 def device_of(device: torch.device) -> tuple[str, int]:
     """Architecture ("sm_90") and multiprocessors of a GPU."""
-    return _device(_index(device))
+    return _device(index_of(device))
 
 
 def library_for(device: torch.device) -> ctypes.CDLL:
     return library(device_of(device)[0])
 
 
-def _index(device: torch.device) -> int:
+def index_of(device: torch.device) -> int:
+    """A device without a number is the current one."""
     return torch.cuda.current_device() if device.index is None else device.index
 
 
@@ -190,7 +191,7 @@ _scratch: dict[tuple[int, int, int, int], Scratch] = {}
 
 
 def scratch(device: torch.device, hidden: int, intermediate: int, top_k: int) -> Scratch:
-    key = (_index(device), hidden, intermediate, top_k)
+    key = (index_of(device), hidden, intermediate, top_k)
     if key not in _scratch:
         _scratch[key] = Scratch(*key)
     return _scratch[key]

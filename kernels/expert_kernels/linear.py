@@ -28,7 +28,7 @@ _dense: dict[int, torch.Tensor] = {}
 
 def prepare(device: torch.device) -> torch.Tensor:
     """The scratch for dense parts, fp16 and flat: taken now if nobody has, kept for ever."""
-    index = torch.cuda.current_device() if device.index is None else device.index
+    index = cuda.index_of(device)
     if index not in _dense:
         if torch.cuda.is_current_stream_capturing():
             raise cuda.CudaError("the first linear takes memory: make one before capturing")

@@ -43,7 +43,7 @@ _staging: dict[tuple[int, int], Staging] = {}
 
 def prepare(device: torch.device, block_bytes: int) -> Staging:
     """The staging memory for experts of this size: taken now if nobody has, kept for ever."""
-    key = (torch.cuda.current_device() if device.index is None else device.index, block_bytes)
+    key = (cuda.index_of(device), block_bytes)
     if key not in _staging or _staging[key].slots != launch.PREFILL_SLOTS:
         _staging[key] = Staging(device, block_bytes)
     return _staging[key]

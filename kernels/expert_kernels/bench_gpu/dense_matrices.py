@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 
 from expert_kernels import cuda, launch, linear, ops
-from expert_kernels.bench_gpu.timing import Facts, alone, median_us
+from expert_kernels.bench_gpu.timing import Facts, alone, of_each
 from expert_kernels.synthetic import random_matrix
 
 # Inputs, outputs of each matrix: attention's and a shared expert's of the reference model's width.
@@ -23,19 +23,6 @@ CASES = {
 ROWS = (1, 4, 8, 16, 32)
 SPLITS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 L2_BYTES = 120e6  # copies of a case in one graph are more than stays in the cache
-
-
-def _graph_us(calls: Sequence[Callable[[], object]], repeats: int) -> float:
-    def all_of_them() -> None:
-        for call in calls:
-            call()
-
-    all_of_them()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        all_of_them()
-    return median_us(graph.replay, repeats) / len(calls)
 
 
 def _dense(x: torch.Tensor, matrices: list[ops.Matrix], out: torch.Tensor) -> None:
@@ -59,22 +46,22 @@ def measure(repeats: int) -> Iterator[Facts]:
             out = torch.empty(rows, sum(sizes), dtype=x.dtype, device="cuda")
             facts = {"case": name, "rows": rows, "weights": weights}
             usual = launch.linear(rows, k, blocks, count, architecture)
-            us = _graph_us([partial(linear.in_place, x, m, out, 0) for m in sets], repeats)
-            dense = _graph_us([partial(_dense, x, m, out) for m in sets[:2]], repeats)
+            us = of_each([partial(linear.in_place, x, m, out, 0) for m in sets], repeats)
+            dense = of_each([partial(_dense, x, m, out) for m in sets[:2]], repeats)
             yield {
                 **facts,
                 "us": us,
                 "split": usual.split,
                 "dense_us": dense,
                 "dense_over_in_place": dense / us,
-                "fp16_us": _graph_us([partial(torch.mm, x, w) for w in plain], repeats),
+                "fp16_us": of_each([partial(torch.mm, x, w) for w in plain], repeats),
                 "weights_a_second": weights / us * 1e6,
             }
             for split in SPLITS if rows in (1, 16) else ():
                 if split != usual.split and k // split >= 256:
                     chosen = dataclasses.replace(usual, split=split)
                     calls = [partial(linear.in_place, x, m, out, 0, chosen) for m in sets]
-                    yield {**facts, "split": split, "us": _graph_us(calls, repeats)}
+                    yield {**facts, "split": split, "us": of_each(calls, repeats)}
 
 
 if __name__ == "__main__":

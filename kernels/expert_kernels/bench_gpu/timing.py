@@ -9,7 +9,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +83,7 @@ class Problem:
             for weights, ids in sets:
                 cuda.decode(self.x, weights, ids, self.table, **options)
 
-        calls()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            calls()
-        return median_us(graph.replay, self.repeats) / CALLS
+        return median_us(captured(calls).replay, self.repeats) / CALLS
 
 
 def memcpy_us(experts: RandomExperts, count: int, repeats: int) -> float:
@@ -100,15 +95,29 @@ def memcpy_us(experts: RandomExperts, count: int, repeats: int) -> float:
     return median_us(lambda: target.copy_(source, non_blocking=True), repeats)
 
 
-def of_one(call: Callable[[], object], times: int = 20) -> float:
-    """Microseconds of one of `times` calls in a graph: without what calling costs the host."""
-    call()
+def captured(calls: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """The calls as a graph, after one that takes what memory they keep."""
+    calls()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(times):
+        calls()
+    return graph
+
+
+def of_each(calls: Sequence[Callable[[], object]], repeats: int) -> float:
+    """Microseconds of one of these calls, behind each other in a graph."""
+
+    def all_of_them() -> None:
+        for call in calls:
             call()
-    return median_us(graph.replay, 20) / times
+
+    return median_us(captured(all_of_them).replay, repeats) / len(calls)
+
+
+def of_one(call: Callable[[], object], times: int = 20) -> float:
+    """Microseconds of one of `times` calls in a graph: without what calling costs the host."""
+    return of_each([call] * times, 20)
 
 
 class Printer:

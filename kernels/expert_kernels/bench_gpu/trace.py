@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from expert_kernels import cuda
-from expert_kernels.bench_gpu.timing import CALLS, SHAPES, Facts, Problem, alone
+from expert_kernels.bench_gpu.timing import CALLS, SHAPES, Facts, Problem, alone, captured
 from expert_kernels.synthetic import RandomExperts, roomy
 
 RECORDS = 64  # of a block: csrc/experts.h, EXPERTS_TRACE
@@ -38,11 +38,7 @@ def _traced(problem: Problem, blocks: int, shown: int) -> Facts:
         for (weights, ids), trace in zip(problem.sets, traces, strict=True):
             cuda.decode(problem.x, weights, ids, problem.table, trace=trace)
 
-    calls()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        calls()
+    graph = captured(calls)
     for _ in range(3):
         traces.zero_()
         graph.replay()
