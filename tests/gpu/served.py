@@ -35,7 +35,7 @@ class Case:
     @property
     def texts(self) -> int:
         """More of the decided model: those of which one card is sure to the end are compared."""
-        return 32 if self.model == "decided" else 4
+        return 64 if self.model == "decided" else 4
 
 
 def specs(experts: int, small: bool = False) -> dict[str, Any]:
