@@ -3,7 +3,8 @@
 Runs on the same ranks add up in the same order: they agree to the token. One card and two add in
 another order, so logits differ by rounding. With a drawn router that also swaps experts, and where
 texts part is only said. With a decided one it cannot: texts may part only at a step of which one
-card is not sure, CLEAR logits or less between its two best tokens.
+card is not sure, CLEAR logits or less between its two best tokens. So what it says before its
+first such step is said by two, too, and texts without one are equal to the end.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from served import TEXTS, Case
 # Of logits that deviate by 6: five times what rounding as in fp16 moved a lead by in 1,024 steps
 # of a smaller model on the CPU (0.02); fp16 holds logits of 16 to steps of 0.016.
 CLEAR = 0.1
-ENOUGH = 4  # texts of which one card is sure to the end
+ENOUGH = 500  # tokens before one card's first step that it is not sure of
 Found = Mapping[str, Mapping[str, Any]]
 
 
@@ -84,7 +85,8 @@ def _as_one_card(found: Found, decided: list[str], what: str) -> bool:
     base = found["decided"]["runs"][0]
     leads: list[list[float]] = base[f"{what}_leads"]
     sure = [row for row, text in enumerate(leads) if min(text) > CLEAR]
-    ok = len(sure) >= ENOUGH
+    tokens = sum(next((i for i, x in enumerate(t) if x <= CLEAR), len(t)) for t in leads)
+    ok = tokens >= ENOUGH
     for case, slots, run in _runs(found, decided):
         at = parting(base[what], run[what])["first_other"]
         apart = [row for row, k in enumerate(at) if k < len(leads[row])]
@@ -94,7 +96,8 @@ def _as_one_card(found: Found, decided: list[str], what: str) -> bool:
         good = not any(leads[row][at[row]] > CLEAR for row in apart)
         ok = ok and (len(apart) > len(at) / 4 and not good if wrong else good)
         say(compared_with_one_card=what, case=case, run=slots, equal=sum(at),
-            of=sum(map(len, leads)), texts_equal=len(at) - len(apart), texts=len(at),
+            of=sum(map(len, leads)), sure_tokens=tokens,
+            texts_equal=len(at) - len(apart), texts=len(at),
             sure_texts_equal=len(set(sure) - set(apart)), sure_texts=len(sure),
             leads_where_parted=[round(leads[row][at[row]], 4) for row in apart],
             leads_moved_by_at_most=round(max(moved), 4) if moved else None)  # fmt: skip

@@ -62,7 +62,7 @@ PREDICTED = {
     "tokens": "equal in all cases and runs on the same ranks: slots none, still, moving",
     "proofs": "no problem, before the first token and after promotions",
     "decided model": "two cards as one: 4,096 and 2,048 tokens, parting in at most a tenth of the "
-    "texts and only where one card leads by less than 0.1; 8 or more texts sure to the end after "
+    "texts and only where one card leads by less than 0.1; 6 or more texts sure to the end after "
     "24 tokens, 12 after 600, all equal; leads moved by at most 0.06. With two experts "
     "swapped on the last rank more than half of the texts part, most where one card is sure",
     "drawn model, two cards": "late, some texts part: experts are nearly tied",
