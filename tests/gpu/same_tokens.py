@@ -16,8 +16,8 @@ from typing import Any
 from environment import say
 from served import TEXTS, Case
 
-# Of logits that deviate by 6: five times what rounding as in fp16 moved a lead by in 1,024 steps
-# of a smaller model on the CPU (0.02); fp16 holds logits of 16 to steps of 0.016.
+# Logits deviate by 6, and fp16 holds those of 16 and more to steps of 0.016. TP 2 and EP 2 had the
+# same leads within 0.047 in 99 of 100 steps, and within 0.094 in all of 6,000.
 CLEAR = 0.1
 ENOUGH = 500  # tokens before one card's first step that it is not sure of
 Found = Mapping[str, Mapping[str, Any]]
