@@ -52,8 +52,8 @@ TOUCHED: dict[tuple[int, bool], tuple[int, ...]] = {
     (7168, True): (1, 6),
     (5120, True): (1, 6),
 }
-# mcg as in the first run. What was recorded of exllamav3 before is of mul1, as a profile says, where
-# it is 8 to 15 % faster; ours should take as long with either.
+# mcg as in the first run. What was recorded of exllamav3 before is of mul1, as a profile says,
+# where it is 8 to 15 % faster; ours should take as long with either.
 PREDICTED = {
     "mul1 7168 device": {1: 0.97, 2: 0.86, 6: 0.76, 8: 0.79, 12: 0.71, 24: 0.75, 48: 0.75},
     "mul1 5120 device": {1: 0.80, 6: 0.85, 24: 0.71, 36: 0.74},
