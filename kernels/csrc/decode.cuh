@@ -23,54 +23,123 @@
 
 namespace exl3 {
 
-static __device__ void rotate_one(const ExpertsDecode& c, int pick, int projection, int block) {
+// Rotation of the inputs: by warps, kChunk blocks of 128 of a pick's inputs of gate or of up at a time.
+constexpr int kChunk = 4;
+
+// Who does it: `blocks` of them from `first`, behind those that may read over the link.
+struct Rotation {
+    int chunks, items, first, blocks;
+    __device__ explicit Rotation(const ExpertsDecode& c) {
+        const int grid = gridDim.x;
+        chunks = (c.hidden / 128 + kChunk - 1) / kChunk;
+        items = 2 * c.tokens * c.top_k * chunks;
+        first = grid > c.host_blocks ? c.host_blocks : 0;
+        blocks = min((items + kWarps - 1) / kWarps, grid - first);
+    }
+};
+
+static __device__ void rotate_chunk(const ExpertsDecode& c, const Rotation& of, int item) {
+    const int projection = item / of.chunks & 1, pick = item / of.chunks >> 1, lane = threadIdx.x & 31;
+    const int first = item % of.chunks * kChunk, count = min(kChunk, c.hidden / 128 - first);
+    const int at = 128 * first + 4 * lane;
+    float v[kChunk][4], s[kChunk][4];
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i)
+        if (i < count) load4(c.x, static_cast<int64_t>(pick / c.top_k) * c.hidden + at + 128 * i, c.dtype, v[i]);
     const int64_t id = id_at(c, pick);
     if (home_of(c, id) == kNowhere) return;
     const auto* suh = reinterpret_cast<const __half*>(c.table[9 * id + 3 * projection + 1]);
-    const int at = 128 * block + 4 * (threadIdx.x & 31);
-    float v[4], s[4];
-    load4(c.x, static_cast<int64_t>(pick / c.top_k) * c.hidden + at, c.dtype, v);
-    load4(suh + at, s);
-    const float scale = kInverseSqrt128 * (c.weight_on_input ? c.weights[pick] : 1.0f);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] *= s[i] * scale;
-    hadamard(v);
+    for (int i = 0; i < kChunk; ++i)
+        if (i < count) load4(suh + at + 128 * i, s[i]);
+    const float scale = kInverseSqrt128 * (c.weight_on_input ? c.weights[pick] : 1.0f);
     auto* row = static_cast<__half*>(c.rotated) +
                 (static_cast<int64_t>(projection) * c.tokens * c.top_k + pick) * c.hidden;
-    store_fragments(row, block, v);
-}
-
-static __global__ void __launch_bounds__(kThreads) rotate_inputs(const ExpertsDecode c) {
-    // In this order: the main kernel must not start before what came before this one has ended.
-    wait_for_earlier_kernels();
-    let_the_next_kernel_start();
-    const bool first = blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0;
-    Trace trace(c.blocks);
-    if (first) trace(c, 1);
-    const int block = blockIdx.x * kWarps + (threadIdx.x >> 5);
-    if (block < c.hidden / 128) rotate_one(c, blockIdx.y, blockIdx.z, block);
-    if (blockIdx.x == 0 && blockIdx.z == 0 && threadIdx.x == 0 && c.picks != nullptr) {
-        const int64_t id = id_at(c, blockIdx.y);
-        if (id >= 0 && id < c.experts) atomicAdd(reinterpret_cast<unsigned long long*>(c.picks) + id, 1ull);
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+        if (i >= count) break;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) v[i][j] *= s[i][j] * scale;
+        hadamard(v[i]);
+        store_fragments(row, first + i, v[i]);
     }
-    if (first) trace(c, 7);
 }
 
-// Blocks of an entry's rows of down's inputs that are done.
-__device__ __forceinline__ int acts_done(const ExpertsDecode& c, int entry) {
-    int seen;
-    const int32_t* flag = c.control + Control::kAct + entry;
-    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
-    return seen;
+// This block's share, if it has one, before anything else: others wait for it.
+__device__ inline void rotate_share(const ExpertsDecode& c, const Rotation& of) {
+    const int mine = blockIdx.x - of.first;
+    if (mine < 0 || mine >= of.blocks) return;
+    for (int item = mine * kWarps + (threadIdx.x >> 5); item < of.items; item += of.blocks * kWarps)
+        rotate_chunk(c, of, item);
+    __syncthreads();
+    if (threadIdx.x == 0) arrive(c.control + Control::kRotated);
+}
+
+__device__ __forceinline__ int seen(const int32_t* word) {
+    int value;
+    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    return value;
+}
+
+// By one thread after a barrier: who sees the flag sees what the block has written.
+__device__ __forceinline__ void show(int32_t* flag) {
+    asm volatile("st.release.gpu.global.b32 [%0], 1;" ::"l"(flag) : "memory");
+}
+
+// Until all inputs are rotated. Who waits for milliseconds does it all itself: the blocks whose share it is
+// may come only when this one has ended. The same bits, whoever writes them.
+__device__ inline void wait_for_rotation(const ExpertsDecode& c, const Rotation& of, int* late) {
+    if (threadIdx.x == 0) {
+        int tries = 0;
+        while (seen(c.control + Control::kRotated) < of.blocks && ++tries < 1 << 12) {}
+        *late = tries == 1 << 12;
+    }
+    __syncthreads();
+    if (!*late) return;
+    for (int item = threadIdx.x >> 5; item < of.items; item += kWarps) rotate_chunk(c, of, item);
+    __syncthreads();
+}
+
+// Whether what a walk reads is there. All lanes of a warp call.
+__device__ __forceinline__ bool inputs_done(const Walk& w) {
+    bool done = true;
+    for (int i = threadIdx.x & 31; i < w.flag_count; i += 32) done &= seen(w.flags + i) != 0;
+    return __all_sync(0xFFFFFFFFu, done);
 }
 
 // What a block has beside its rings and result.
 struct Shared {
     Routing routing;
-    int claimed;  // the block's next ticket, see `claim`
+    int first;    // the block's first ticket
+    int claimed;  // its next one, see `claim`
     int arrived;  // see `last_to_arrive`
     Walk next[kWarps];
 };
+
+// A block leaves, after a barrier, when no warp of it will look at tickets, at the entries' flags or at
+// who is to be stored any more: counted, by a thread that has nothing to wait for, while the last unit ends.
+constexpr int kStays = -1, kLeaver = kThreads - 32;
+
+__device__ __forceinline__ void leave(const ExpertsDecode& c, int& left) {
+    if (threadIdx.x == kLeaver && left == kStays) left = atomicAdd(c.control + Control::kExited, 1);
+}
+
+// An expert that was stored: its address becomes negative, so that no later call stores it again.
+__device__ inline void mark_filled(const ExpertsDecode& c, const Routing& r, int entry) {
+    const int expert = r.entry_expert[entry];
+    if (entry > 0 && r.entry_expert[entry - 1] == expert) return;
+    if (c.fill[expert] > 0) c.fill[expert] = -c.fill[expert];
+}
+
+// By the last block that has left: what is counted over the whole call is zero for the next one. Nothing has
+// to be fenced: every count was waited for, and the end of the kernel shows the rest.
+__device__ inline void clean_up(const ExpertsDecode& c, const Routing& r, int left) {
+    if (threadIdx.x < kLeaver || __shfl_sync(0xFFFFFFFFu, left, 0) != static_cast<int>(gridDim.x) - 1) return;
+    const int lane = threadIdx.x & 31;
+    if (c.fill != nullptr)
+        for (int i = lane; i < r.entries; i += 32) mark_filled(c, r, i);
+    for (int i = lane; i < Control::kAct + r.entries * (c.intermediate / 128); i += 32) c.control[i] = 0;
+}
 
 template <int CODEBOOK, int GROUPS>
 struct Layer {
@@ -129,32 +198,40 @@ struct Layer {
         w.inputs = unit.down ? static_cast<const char*>(c.act)
                              : static_cast<const char*>(c.rotated) + projection * picks * w.pick_bytes;
         w.inputs += 32 * first;
+        const int columns = c.intermediate / 128, from = first / 8;
+        w.flags = c.control + Control::kAct + unit.entry * columns + from;
+        w.flag_count = unit.down ? (first + w.tiles + 7) / 8 - from : 0;
         ask_for_scales(c, unit, expert, warp);
         w.order = r.order + r.entry_start[unit.entry];
         w.rows = r.entry_rows[unit.entry];
         return w;
     }
 
-    // Does the unit and returns the block's next ticket.
+    // The first weights of the block's first unit are on their way when the rest of its beginning begins.
+    static __device__ __forceinline__ void ask_first(const ExpertsDecode& c, Shared& s, Ring& ring) {
+        const int warp = threadIdx.x >> 5;
+        const Unit unit = unit_of(c, s.routing, s.first);
+        const Walk w = walk_of(c, s.routing, unit, warp);
+        if ((threadIdx.x & 31) == 0) s.next[warp] = w;
+        ask_bits<CODEBOOK, GROUPS, kTiles>(c.bits8[projection_of(unit, warp)], w, ring);
+        __syncwarp();
+    }
+
+    // Does the unit and returns the block's next ticket. `left` becomes what `leave` says, if it is the last.
     static __device__ __forceinline__ int run(
-        const ExpertsDecode& c, Shared& s, int current, char* memory, Ring& ring, Trace& trace) {
+        const ExpertsDecode& c, Shared& s, int current, char* memory, Ring& ring, int& left, Trace& trace) {
         const Routing& r = s.routing;
         const Unit unit = unit_of(c, r, current);
         const Control at(c.tokens * c.top_k, c.hidden, c.intermediate);
         const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-        const int blocks = c.intermediate / 128;
         int ticket = kNoUnit;
         float acc[kTiles][GROUPS][4] = {};
         {
+            Walk w;
             const auto ready = [&] {
                 trace(c, 3, current);
-                if (!unit.down) {
-                    wait_for_earlier_kernels();
-                } else {
-                    for (int tries = 0; acts_done(c, unit.entry) < blocks; ++tries)
-                        if (tries == 1 << 25) __trap();  // many seconds: an error, not a hang
-                    __syncwarp();
-                }
+                for (int tries = 0; !inputs_done(w); ++tries)
+                    if (tries == 1 << 25) __trap();  // many seconds: an error, not a hang
                 trace(c, 4, current);
             };
             const auto next = [&](int bits8, const Walk** walk) {
@@ -166,46 +243,42 @@ struct Layer {
                 __syncwarp();
                 *walk = &s.next[warp];
                 if (c.bits8[projection_of(following, warp)] != bits8) return kNothing;
-                if (following.down) {
-                    const bool done = acts_done(c, following.entry) >= blocks;
-                    return __all_sync(0xFFFFFFFFu, done) ? kWeightsAndInputs : kWeights;
-                }
-                wait_for_earlier_kernels();
-                return kWeightsAndInputs;
+                const Ahead otherwise = (c.overlap & 8) != 0 && (ticket & kHostTicket) != 0 ? kNothing : kWeights;
+                return inputs_done(s.next[warp]) ? kWeightsAndInputs : otherwise;
             };
-            Walk w;
             if (kAhead && ring.ahead != kNothing) {
                 w = s.next[warp];
             } else {
                 w = walk_of(c, r, unit, warp);
+                if (unit.down && (current & kHostTicket) != 0) {
+                    const int least = min(c.overlap >> 8 & 255, c.intermediate / 128);
+                    const int32_t* flag = c.control + Control::kAct + unit.entry * (c.intermediate / 128) + least - 1;
+                    while (least > 0 && seen(flag) == 0) {}
+                    __syncwarp();
+                }
             }
             walk_bits<CODEBOOK, GROUPS, kTiles, kAhead>(
                 c.bits8[projection_of(unit, warp)], w, ring, acc, ready, next);
         }
         trace(c, 5, current);
+        const int expert = r.entry_expert[unit.entry], rows = r.entry_rows[unit.entry];
+        const uint16_t* order = r.order + r.entry_start[unit.entry];
+        const Scales scales(c, unit.down, expert, unit.block);
+        const float weight = unit.down && warp < rows ? weight_of(c, order[warp]) : 0.0f;
         __syncthreads();  // nobody reads the last result any more; without kAhead the rings become this one
         if (threadIdx.x == 0) atomicExch(&s.claimed, kUnclaimed);
+        if (kAhead && ticket == kNoUnit) leave(c, left);
         auto* result = reinterpret_cast<float*>(kAhead ? memory + kWarps * kRingBytes : memory);
         {
             const int sub = unit.down ? warp : warp % (kWarps / 2);
             const int base = unit.down ? 0 : warp / (kWarps / 2) * kPartsA;
-            float* to = result + (base + sub / kAcross) * kStride + 16 * kTiles * (sub % kAcross);
-#pragma unroll
-            for (int t = 0; t < kTiles; ++t)
-#pragma unroll
-                for (int g = 0; g < GROUPS; ++g)
-#pragma unroll
-                    for (int i = 0; i < 4; ++i)
-                        to[(8 * g + 2 * (lane & 3) + (i & 1)) * kPad + 16 * t + (lane >> 2) + 8 * (i >> 1)] =
-                            acc[t][g][i];
+            put_products(result + (base + sub / kAcross) * kStride + 16 * kTiles * (sub % kAcross), acc);
         }
         __syncthreads();
-        const int expert = r.entry_expert[unit.entry], rows = r.entry_rows[unit.entry];
-        const uint16_t* order = r.order + r.entry_start[unit.entry];
         if (unit.down) {
-            finish_down(c, r, unit, at, result, order, expert, rows, &s.arrived);
+            finish_down(c, r, unit, at, result, order, scales, weight, rows, &s.arrived);
         } else {
-            finish_gate_up(c, unit, at, result, order, expert, rows, &s.arrived);
+            finish_gate_up(c, unit, at, result, order, scales, rows, &s.arrived);
         }
         trace(c, 6, current);
         if constexpr (!kAhead) {
@@ -217,7 +290,7 @@ struct Layer {
 
     static __device__ __forceinline__ void finish_gate_up(
         const ExpertsDecode& c, const Unit& unit, const Control& at, const float* result,
-        const uint16_t* order, int expert, int rows, int* shared) {
+        const uint16_t* order, const Scales& scales, int rows, int* shared) {
         const int blocks = c.intermediate / 128;
         float* partial = c.partial_a + static_cast<int64_t>(unit.block) * c.split_a * 256;
         const int64_t pick_stride = static_cast<int64_t>(blocks) * c.split_a * 256;
@@ -241,15 +314,15 @@ struct Layer {
                 add_warps<kPartsA>(result + row * kPad, kStride, gate);
                 add_warps<kPartsA>(result + kPartsA * kStride + row * kPad, kStride, up);
             }
-            activate(c, expert, pick, unit.block, gate, up);
+            activate(c, scales, pick, unit.block, gate, up);
         }
         __syncthreads();
-        if (threadIdx.x == 0) arrive(c.control + Control::kAct + unit.entry);
+        if (threadIdx.x == 0) show(c.control + Control::kAct + unit.entry * blocks + unit.block);
     }
 
     static __device__ __forceinline__ void finish_down(
         const ExpertsDecode& c, const Routing& r, const Unit& unit, const Control& at, const float* result,
-        const uint16_t* order, int expert, int rows, int* shared) {
+        const uint16_t* order, const Scales& scales, float weight, int rows, int* shared) {
         const int blocks = c.hidden / 128;
         float* partial = c.partial_b + static_cast<int64_t>(unit.block) * c.split_b * 128;
         const int64_t pick_stride = static_cast<int64_t>(blocks) * c.split_b * 128;
@@ -268,17 +341,24 @@ struct Layer {
             } else {
                 add_warps<kPartsB>(result + row * kPad, kStride, v);
             }
-            weigh(c, expert, pick, unit.block, v);
+            weigh(c, scales, row < kWarps ? weight : weight_of(c, pick), pick, unit.block, v);
         }
         if (last_to_arrive(c.control + at.done + unit.block, r.entries, shared)) combine(c, r, unit.block);
     }
 };
 
-// An expert that was stored: its address becomes negative, so that no later call stores it again.
-__device__ inline void mark_filled(const ExpertsDecode& c, const Routing& r, int entry) {
-    const int expert = r.entry_expert[entry];
-    if (entry > 0 && r.entry_expert[entry - 1] == expert) return;
-    if (c.fill[expert] > 0) c.fill[expert] = -c.fill[expert];
+// What the engine wants to know, by one block.
+__device__ inline void count(const ExpertsDecode& c, const Routing& r) {
+    if (threadIdx.x == 0 && c.reads != nullptr) {
+        const int64_t weights = static_cast<int64_t>(c.hidden) * c.intermediate / 64;
+        const int64_t bytes = weights * (c.bits8[0] + c.bits8[1] + c.bits8[2]);
+        atomicAdd(reinterpret_cast<unsigned long long*>(c.reads), bytes * r.host_entries);
+        if (r.not_here) atomicAdd(reinterpret_cast<unsigned long long*>(c.reads) + 1, 1ull * r.not_here);
+    }
+    for (int p = threadIdx.x; c.picks != nullptr && p < c.tokens * c.top_k; p += kThreads) {
+        const int64_t id = id_at(c, p);
+        if (id >= 0 && id < c.experts) atomicAdd(reinterpret_cast<unsigned long long*>(c.picks) + id, 1ull);
+    }
 }
 
 template <int CODEBOOK, int GROUPS>
@@ -288,54 +368,35 @@ __global__ void __launch_bounds__(kThreads, 2) routed_layer(const ExpertsDecode 
     const Routing& r = s.routing;
     Trace trace(blockIdx.x);
     trace(c, 1);
+    const Rotation rotation(c);
+    rotate_share(c, rotation);
     if (threadIdx.x == 0) s.claimed = kUnclaimed;
     route(c, s.routing);
     trace(c, 2);
-    if (blockIdx.x == 0 && threadIdx.x == 0 && c.reads != nullptr) {
-        const int64_t weights = static_cast<int64_t>(c.hidden) * c.intermediate / 64;
-        const int64_t bytes = weights * (c.bits8[0] + c.bits8[1] + c.bits8[2]);
-        atomicAdd(reinterpret_cast<unsigned long long*>(c.reads), bytes * r.host_entries);
-        if (r.not_here) atomicAdd(reinterpret_cast<unsigned long long*>(c.reads) + 1, 1ull * r.not_here);
-    }
+    if (threadIdx.x == 0) s.first = take(c, r, true);
+    __syncthreads();
     Ring ring{memory + (threadIdx.x >> 5) * kRingBytes, 0, kNothing};
-    int ticket = claim(c, r, &s.claimed);
-    __syncthreads();
-    if (threadIdx.x == 0) s.claimed = kUnclaimed;
-    __syncthreads();
-    while (ticket != kNoUnit)
-        ticket = Layer<CODEBOOK, GROUPS>::run(c, s, ticket, memory, ring, trace);
+    if (Layer<CODEBOOK, GROUPS>::kAhead && s.first != kNoUnit) {
+        Layer<CODEBOOK, GROUPS>::ask_first(c, s, ring);
+        trace(c, 3, s.first);
+    }
+    if (blockIdx.x == gridDim.x - 1) count(c, r);
+    // Of a call without entries all wait, so that the last to leave finds all shares done.
+    if (s.first != kNoUnit || r.entries == 0) wait_for_rotation(c, rotation, &s.arrived);
+    int left = kStays;
+    for (int ticket = s.first; ticket != kNoUnit;)
+        ticket = Layer<CODEBOOK, GROUPS>::run(c, s, ticket, memory, ring, left, trace);
     if (r.entries == 0)  // nothing to add: nobody will combine
         for (int block = blockIdx.x; block < c.hidden / 128; block += gridDim.x) combine(c, r, block);
-    wait_for_earlier_kernels();
+    leave(c, left);
+    clean_up(c, r, left);
     trace(c, 7);
-    // The last block to leave puts control back to zero for the next call.
-    const Control at(c.tokens * c.top_k, c.hidden, c.intermediate);
-    // Nothing has to be fenced: every count was waited for, and the end of the kernel shows the rest.
-    __syncthreads();
-    if (threadIdx.x == 0) s.arrived = atomicAdd(c.control + Control::kExited, 1);
-    __syncthreads();
-    if (s.arrived != static_cast<int>(gridDim.x) - 1) return;
-    const int entries = r.entries;
-    if (c.fill != nullptr)
-        for (int i = threadIdx.x; i < entries; i += kThreads) mark_filled(c, r, i);
-    for (int i = threadIdx.x; i < Control::kAct + entries; i += kThreads) c.control[i] = 0;
-    for (int i = threadIdx.x; i < entries * (c.intermediate / 128); i += kThreads) c.control[at.a + i] = 0;
-    for (int i = threadIdx.x; i < entries * (c.hidden / 128); i += kThreads) c.control[at.b + i] = 0;
-    for (int i = threadIdx.x; i < c.hidden / 128; i += kThreads) c.control[at.done + i] = 0;
-    trace(c, 8);
 }
 
 template <int CODEBOOK, int GROUPS>
 int launch(const ExpertsDecode& c, cudaStream_t stream) {
-    const int picks = c.tokens * c.top_k;
-    const dim3 grid((c.hidden / 128 + kWarps - 1) / kWarps, picks, 2);
-    if (const int e = launch_kernel(rotate_inputs, grid, 0, (c.overlap & 2) != 0, c, stream)) return e;
-    const auto kernel = routed_layer<CODEBOOK, GROUPS>;
     const int bytes = Layer<CODEBOOK, GROUPS>::shared_bytes(c.ring_bytes);
-    if (const cudaError_t e =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
-        return e;
-    return launch_kernel(kernel, dim3(c.blocks), bytes, (c.overlap & 1) != 0, c, stream);
+    return launch_kernel(routed_layer<CODEBOOK, GROUPS>, dim3(c.blocks), bytes, false, c, stream);
 }
 
 template <int CODEBOOK>

@@ -18,6 +18,7 @@ struct Routing {
     uint16_t order[kMaxPicks];          // picks sorted by entry
     uint16_t entry_expert[kMaxPicks], entry_start[kMaxPicks], entry_rows[kMaxPicks];
     int32_t entries, host_entries;
+    int32_t link_blocks;  // blocks that look for host entries first
     int32_t not_here;
 };
 
@@ -33,7 +34,7 @@ __device__ __forceinline__ Home home_of(const ExpertsDecode& c, int64_t id) {
     const int64_t* row = c.table + 9 * id;
     bool here = true;
 #pragma unroll
-    for (int i = 0; i < 9; ++i) here = here && row[i] != 0;
+    for (int i = 0; i < 9; ++i) here &= row[i] != 0;  // all read at once: none waits for the one before
     const uint64_t at = static_cast<uint64_t>(row[0]);
     return !here ? kNowhere : at >= c.host_begin && at < c.host_end ? kOnHost : kOnDevice;
 }
@@ -99,7 +100,14 @@ __device__ inline void route(const ExpertsDecode& c, Routing& r) {
             }
             if (host && lane == 0) r.host_entries = entries;
         }
-        if (lane == 0) r.entries = entries, r.not_here = 0;
+        if (lane == 0) {
+            r.entries = entries, r.not_here = 0;
+            // An entry costs the same to decode wherever it is, so host entries get their share of the
+            // blocks, as long as that is not more than share the link best.
+            const int blocks = gridDim.x, all = max(1, 100 * entries);
+            const int share = (blocks * c.link_percent * r.host_entries + all - 1) / all;
+            r.link_blocks = min(share, min(c.host_blocks, blocks));
+        }
     }
     __syncthreads();
     for (int p = thread; p < picks; p += kThreads) {

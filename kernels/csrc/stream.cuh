@@ -22,6 +22,8 @@ struct Walk {
     char* copy;           // where these bytes are also stored, at the same distances; or null
     int64_t step_bytes;   // from one step of 16 k to the next: a whole row of tiles
     int tiles;
+    const int32_t* flags;  // set when the inputs of 128 k are there, of those that this walk reads
+    int flag_count;
     const char* inputs;   // fp16 [pick][k], fragment order, at the first step
     int64_t pick_bytes;
     const uint16_t* order;  // of the rows' picks, in shared memory
@@ -36,6 +38,35 @@ struct Ring {
     Ahead ahead;
 };
 
+// A ring's stages for one format: weights, then the rows' inputs.
+template <int BITS8, int GROUPS, int TILES>
+struct Stages {
+    static constexpr int kWeightBytes = TILES * Lane<BITS8>::kTileBytes;
+    static constexpr int kStageBytes = kWeightBytes + 256 * GROUPS;
+    static constexpr int kStages = kRingBytes / kStageBytes < 8 ? kRingBytes / kStageBytes : 8;
+    static_assert(kStages >= 2, "the ring is too small for this format");
+    static constexpr int kWeightChunks = (kWeightBytes / 16 + 31) / 32;
+
+    static __device__ __forceinline__ void fetch_weights(const Walk& of, uint32_t ring_at, int step, int slot) {
+        const char* from = of.weights + step * of.step_bytes;
+#pragma unroll
+        for (int i = 0; i < kWeightChunks; ++i) {
+            const int at = 16 * ((threadIdx.x & 31) + 32 * i);
+            if (at < kWeightBytes) copy16(ring_at + slot * kStageBytes + at, from + at, 16);
+        }
+    }
+};
+
+// The first weights of a walk into an empty ring.
+template <int BITS8, int GROUPS, int TILES>
+__device__ __forceinline__ void ask(const Walk& w, Ring& ring) {
+    using Of = Stages<BITS8, GROUPS, TILES>;
+    const uint32_t ring_at = static_cast<uint32_t>(__cvta_generic_to_shared(ring.at));
+    for (int s = 0; s < Of::kStages; ++s)
+        if (s < w.tiles) Of::fetch_weights(w, ring_at, s, s);
+    ring.ahead = kWeights;
+}
+
 // acc[t][g]: columns of tile t (lane>>2, +8 for [2], [3]) by rows 8g + 2*(lane&3) (+1 for [1], [3]).
 // `ready` is called before inputs are read, after the first weights are on their way. With AHEAD,
 // `next(bits8, &walk)` is called once, when the last of this walk's weights are on their way: it gives
@@ -43,11 +74,9 @@ struct Ring {
 template <int BITS8, int CODEBOOK, int GROUPS, int TILES, bool AHEAD, typename Ready, typename Next>
 __device__ __forceinline__ void walk(
     const Walk& w, Ring& ring, float (&acc)[TILES][GROUPS][4], const Ready& ready, const Next& next) {
-    constexpr int kWeightBytes = TILES * Lane<BITS8>::kTileBytes;
-    constexpr int kStageBytes = kWeightBytes + 256 * GROUPS;
-    constexpr int kStages = kRingBytes / kStageBytes < 8 ? kRingBytes / kStageBytes : 8;
-    static_assert(kStages >= 2, "the ring is too small for this format");
-    constexpr int kWeightChunks = (kWeightBytes / 16 + 31) / 32;
+    using Of = Stages<BITS8, GROUPS, TILES>;
+    constexpr int kWeightBytes = Of::kWeightBytes, kWeightChunks = Of::kWeightChunks;
+    constexpr int kStageBytes = Of::kStageBytes, kStages = Of::kStages;
     constexpr int kInputChunks = (16 * GROUPS + 31) / 32;
     const int lane_index = threadIdx.x & 31;
     const Lane<BITS8> lane(lane_index);
@@ -65,12 +94,7 @@ __device__ __forceinline__ void walk(
         }
     };
     const auto fetch_weights = [&](const Walk& of, int step, int slot) {
-        const char* from = of.weights + step * of.step_bytes;
-#pragma unroll
-        for (int i = 0; i < kWeightChunks; ++i) {
-            const int at = 16 * (lane_index + 32 * i);
-            if (at < kWeightBytes) copy16(ring_at + slot * kStageBytes + at, from + at, 16);
-        }
+        Of::fetch_weights(of, ring_at, step, slot);
     };
     // From the stage, so that no byte is read a second time.
     const auto store_weights = [&](int step, int slot) {
@@ -155,20 +179,30 @@ __device__ __forceinline__ void walk(
     }
 }
 
+// `DO(B)` for the BITS8 that is bits8.
+#define EXL3_FOR_BITS(bits8, CODEBOOK, DO)                                            \
+    switch (bits8) {                                                                  \
+        DO(8) DO(16) DO(24) DO(32) DO(40) DO(48) DO(56) DO(64)                        \
+        default:                                                                      \
+            if constexpr (CODEBOOK == kMul1) switch (bits8) { DO(12) DO(20) DO(28) }  \
+    }
+
+template <int CODEBOOK, int GROUPS, int TILES>
+__device__ __forceinline__ void ask_bits(int bits8, const Walk& w, Ring& ring) {
+#define EXL3_CASE(B) \
+    case B: ask<B, GROUPS, TILES>(w, ring); break;
+    EXL3_FOR_BITS(bits8, CODEBOOK, EXL3_CASE)
+#undef EXL3_CASE
+}
+
 template <int CODEBOOK, int GROUPS, int TILES, bool AHEAD, typename Ready, typename Next>
 __device__ __forceinline__ void walk_bits(
     int bits8, const Walk& w, Ring& ring, float (&acc)[TILES][GROUPS][4], const Ready& ready, const Next& next) {
-    switch (bits8) {
 #define EXL3_CASE(B) \
     case B: walk<B, CODEBOOK, GROUPS, TILES, AHEAD>(w, ring, acc, ready, next); break;
-        EXL3_CASE(8) EXL3_CASE(16) EXL3_CASE(24) EXL3_CASE(32)
-        EXL3_CASE(40) EXL3_CASE(48) EXL3_CASE(56) EXL3_CASE(64)
-        default:
-            if constexpr (CODEBOOK == kMul1) {
-                switch (bits8) { EXL3_CASE(12) EXL3_CASE(20) EXL3_CASE(28) }
-            }
+    EXL3_FOR_BITS(bits8, CODEBOOK, EXL3_CASE)
 #undef EXL3_CASE
-    }
 }
+#undef EXL3_FOR_BITS
 
 }  // namespace exl3

@@ -49,18 +49,17 @@ __device__ inline Unit unit_of(const ExpertsDecode& c, const Routing& r, int tic
     return unit;
 }
 
-// The next ticket of this block's queue, or of the other; kNoUnit when both are empty. One thread.
-__device__ inline int take(const ExpertsDecode& c, const Routing& r) {
-    const int block = blockIdx.x, device_entries = r.entries - r.host_entries;
-    // An entry costs the same to decode wherever it is, so host entries get their share of the blocks, as
-    // long as that is not more than share the link best.
-    const int blocks = gridDim.x;
-    const bool host_first = block < c.host_blocks && 100 * block * r.entries < blocks * c.link_percent * r.host_entries;
+// The next ticket of this block's queue, or of the other; kNoUnit when both are empty. One thread. A block's
+// first ticket is its place in its queue, which takes no trip to memory: the count goes on behind these.
+__device__ inline int take(const ExpertsDecode& c, const Routing& r, bool first) {
+    const int block = blockIdx.x, link = r.link_blocks;
     for (int attempt = 0; attempt < 2; ++attempt) {
-        const bool host = host_first == (attempt == 0);
-        const int entries = host ? r.host_entries : device_entries;
+        const bool host = (block < link) == (attempt == 0);
+        const int entries = host ? r.host_entries : r.entries - r.host_entries;
         if (entries == 0 || (host && block >= c.host_blocks)) continue;
-        const int at = atomicAdd(c.control + (host ? Control::kTicketHost : Control::kTicketDevice), 1);
+        int32_t* count = c.control + (host ? Control::kTicketHost : Control::kTicketDevice);
+        const int at = first && attempt == 0 ? block - (host ? 0 : link)
+                                             : (host ? link : gridDim.x - link) + atomicAdd(count, 1);
         if (at < entries * units_of_one(c)) return host ? at | kHostTicket : at;
     }
     return kNoUnit;
@@ -73,7 +72,7 @@ __device__ inline int claim(const ExpertsDecode& c, const Routing& r, int* slot)
     if ((threadIdx.x & 31) == 0) {
         ticket = atomicCAS(slot, kUnclaimed, kBeingClaimed);
         if (ticket == kUnclaimed) {
-            ticket = take(c, r);
+            ticket = take(c, r, false);
             atomicExch(slot, ticket);
         }
         while (ticket == kBeingClaimed) ticket = atomicAdd(slot, 0);

@@ -41,7 +41,7 @@ FILLED = 0.8
 UNITS_A_BLOCK = 1.5
 _WARPS = 8
 _RESULT_BYTES = {1: 33792, 2: 67584, 4: 67584, 8: 67584}  # csrc/decode.cuh, Layer::kResultBytes
-_STATIC_BYTES = 14976 + 1024  # of a block, and what the system keeps of each
+_STATIC_BYTES = 15104 + 1024  # of a block, and what the system keeps of each
 # Multiprocessor's shared memory by architecture; launch bounds allow at most two blocks each.
 _SHARED_OF_ONE = {"sm_90": 233472, "sm_120": 102400}
 
