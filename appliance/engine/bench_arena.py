@@ -19,8 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from appliance.engine.hostmem import HostMapping, Touch, huge_and_resident
+from appliance.engine.hostmem import HostMapping, Touch
 from appliance.engine.pinning import Driver, Pinned, chunks
+from appliance.engine.resident import huge_and_resident
 from appliance.engine.stored import FileMapping
 
 

@@ -12,11 +12,12 @@ import errno
 import os
 import platform
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
+
+from appliance.engine.resident import available_bytes, is_mostly_huge
 
 PageKind = Literal["hugetlb", "thp", "4k", "file"]
 Touch = Literal["write", "populate"]
@@ -29,7 +30,6 @@ _MAP_HUGETLB_2MB = 0x40000 | (21 << 26)
 _MADV_HUGEPAGE = 14
 _MADV_POPULATE_WRITE = 23
 _MOST_THREADS = 16  # that make pages resident: the fastest of 4, 8 and 16 on 32 cores
-_HUGE_SHARE = 0.9  # of the resident bytes, to be called huge: a mapping's ends may be small pages
 MPOL_BIND = 2
 _SYS_MBIND = {"x86_64": 237, "aarch64": 235}
 
@@ -83,7 +83,7 @@ class HostMapping:
         self.size_bytes = size_bytes
         self.node = node
         self.page_kind: PageKind = _page_kind(size_bytes, node)
-        available = None if self.page_kind == "hugetlb" else _available_bytes()
+        available = None if self.page_kind == "hugetlb" else available_bytes()
         if available is not None and size_bytes > available:
             # With vm.overcommit_memory = 1 the kernel promises anything, and kills later.
             raise HostMemoryError(
@@ -109,7 +109,7 @@ class HostMapping:
             threads = threads or min(_MOST_THREADS, near_cpus(node))
             touch = touch or ("populate" if self.page_kind == "hugetlb" else "write")
             _touch(self.address, self.mapped_bytes, page, node, threads, touch)
-            if self.page_kind == "thp" and not _mostly_huge(self.address, self.mapped_bytes):
+            if self.page_kind == "thp" and not is_mostly_huge(self.address, self.mapped_bytes):
                 self.page_kind = "4k"  # asked for, and not given
         except BaseException:
             self.close()
@@ -149,35 +149,6 @@ def view_of(address: int, mapped_bytes: int, offset: int, size_bytes: int) -> me
     return memoryview(array).cast("B")
 
 
-def pages_by_node(address: int, size_bytes: int) -> dict[int, int]:
-    """Resident pages of [address, address + size_bytes) per node, from /proc/self/numa_maps.
-
-    move_pages is refused in containers, numa_maps is not (PLATFORM). Pages are counted in the
-    kernel's own page size of each range. {} where the kernel has no NUMA.
-    """
-    found: dict[int, int] = {}
-    ranges = list(_numa_ranges())
-    # A line has no end: it reaches to the next one at most. Neighbours of equal policy share one.
-    ends = [start for start, _ in ranges[1:]] + [address + size_bytes]
-    for (start, fields), end in zip(ranges, ends, strict=True):
-        if end <= address or start >= address + size_bytes:
-            continue
-        for name, _, value in (field.partition("=") for field in fields):
-            if name[:1] == "N" and name[1:].isdecimal():
-                found[int(name[1:])] = found.get(int(name[1:]), 0) + int(value)
-    return found
-
-
-def _numa_ranges() -> Iterator[tuple[int, list[str]]]:
-    try:
-        text = Path("/proc/self/numa_maps").read_text(encoding="ascii", errors="replace")
-    except FileNotFoundError:
-        return
-    for line in text.splitlines():
-        start, *fields = line.split()
-        yield int(start, 16), fields
-
-
 def _page_kind(size_bytes: int, node: Node | None) -> PageKind:
     """hugetlb when enough pages are free where they will be bound, else THP, else 4 KiB."""
     where = (
@@ -193,16 +164,6 @@ def _page_kind(size_bytes: int, node: Node | None) -> PageKind:
     except OSError:
         thp = "[never]"
     return "4k" if "[never]" in thp or size_bytes < HUGE_PAGE_BYTES else "thp"
-
-
-def _available_bytes() -> int | None:
-    """MemAvailable; None where the kernel does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
 
 
 def _read_int(path: Path) -> int | None:
@@ -235,32 +196,6 @@ def _bind(address: int, size_bytes: int, node: int) -> None:
     )
     if done != 0:
         raise _refused(f"bind {size_bytes:,} bytes to NUMA node {node}")
-
-
-def huge_and_resident(address: int, size_bytes: int) -> tuple[int, int] | None:
-    """Bytes on transparent huge pages, and resident bytes, of the mappings that overlap
-    [address, address + size_bytes), from /proc/self/smaps. None where the kernel does not say."""
-    try:
-        text = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    huge = resident = 0
-    said = inside = False
-    for line in text.splitlines():
-        name, _, value = line.partition(" ")
-        if not name.endswith(":"):
-            start, _, end = name.partition("-")
-            inside = int(start, 16) < address + size_bytes and address < int(end, 16)
-        elif inside and name == "Rss:":
-            resident += int(value.split()[0]) * 1024
-        elif inside and name == "AnonHugePages:":
-            huge, said = huge + int(value.split()[0]) * 1024, True
-    return (huge, resident) if said else None
-
-
-def _mostly_huge(address: int, size_bytes: int) -> bool:
-    found = huge_and_resident(address, size_bytes)
-    return found is not None and found[0] >= _HUGE_SHARE * found[1] > 0
 
 
 def _touch(

@@ -19,8 +19,8 @@ import torch
 from appliance.checkpoint.model import Checkpoint, Tensor
 from appliance.checkpoint.safetensors import read_bytes
 from appliance.engine.arena import HOMES, Arena
-from appliance.engine.hostmem import pages_by_node
 from appliance.engine.rank import LiveLayer, RankState
+from appliance.engine.resident import pages_by_node
 from appliance.plan.model import EXPERTS_IN
 from expert_kernels import codec, ops, reference
 

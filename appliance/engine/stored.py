@@ -30,10 +30,10 @@ from appliance.engine.hostmem import (
     libc,
     near_cpus,
     node_mask,
-    pages_by_node,
     view_of,
 )
 from appliance.engine.pinning import chunks
+from appliance.engine.resident import pages_by_node
 
 # A reader stays with one stretch: readahead follows a descriptor that goes straight on. Measured,
 # cold: 2.2 GiB/s so, 0.9 where readers take turns at 4 MiB (docs/measurements).

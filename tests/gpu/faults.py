@@ -89,8 +89,8 @@ def used() -> dict[str, float]:
 
 
 def refused(act: Callable[[], Any]) -> str | None:
-    from appliance.engine.arena import DeviceMemoryError
     from appliance.engine.hostmem import HostMemoryError
+    from appliance.engine.pools import DeviceMemoryError
 
     try:
         act()

@@ -9,9 +9,8 @@ from appliance.engine.hostmem import (
     HostMemoryError,
     Node,
     Touch,
-    huge_and_resident,
-    pages_by_node,
 )
+from appliance.engine.resident import huge_and_resident, pages_by_node
 
 MIB = 1 << 20
 

@@ -94,7 +94,7 @@ def test_a_home_whose_second_chunk_is_refused_is_unmapped(
     driver: MakeDriver, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
-    from appliance.engine.arena import Pool
+    from appliance.engine.pools import Pool
 
     monkeypatch.setattr(Driver.__init__, "__defaults__", (driver(2).library,))
     monkeypatch.setattr(pinning.chunks, "__defaults__", (MIB,))

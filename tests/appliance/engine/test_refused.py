@@ -15,8 +15,9 @@ from appliance.checkpoint.exl3 import read_checkpoint  # noqa: E402
 from appliance.checkpoint.model import Checkpoint  # noqa: E402
 from appliance.checkpoint.synth import SynthSpec  # noqa: E402
 from appliance.engine import hostmem  # noqa: E402
-from appliance.engine.arena import Arena, shortage  # noqa: E402
+from appliance.engine.arena import Arena  # noqa: E402
 from appliance.engine.hostmem import HostMapping, HostMemoryError  # noqa: E402
+from appliance.engine.pools import shortage  # noqa: E402
 from appliance.plan.planner import plan  # noqa: E402
 from appliance.plan.request import Policy  # noqa: E402
 from preflight import inspect  # noqa: E402

@@ -135,7 +135,7 @@ def test_a_file_cut_short_is_a_sentence_not_a_bus_error(file):
 
 
 def test_pages_of_a_file_lie_on_the_node_that_was_asked_for(file):
-    from appliance.engine.hostmem import pages_by_node
+    from appliance.engine.resident import pages_by_node
 
     mapped = FileMapping(file, [range(8 * PAGE)], Node(0))
     assert pages_by_node(mapped.address, mapped.size_bytes) in ({0: 8}, {})
