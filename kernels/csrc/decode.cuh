@@ -1,110 +1,38 @@
-// A routed layer over a few tokens, weights read in place wherever they are.
+// A routed layer over a few tokens in one launch, weights read in place wherever they are. A part of the
+// blocks rotates the inputs (rotation.cuh). All take units of work from two queues, host experts and
+// device experts:
 //
-//   rotate_inputs   x * suh, rotated, one row a pick, for gate and for up
-//   routed_layer    blocks take units of work from two queues, host experts and device experts:
-//     unit A        128 columns of gate and of up of one expert, a part of k; the block that brings
-//                   the last part adds the parts in order, then silu(gate) * up, * suh of down,
-//                   rotated (a block of 128 is a block of the rotation): the rows of unit B
-//     unit B        128 columns of down; the last part rotates, scales, weighs; the last expert of
-//                   these 128 columns adds every token's picks in ascending order of expert
+//   unit A   128 columns of gate and of up of one expert, a part of k; the block that brings the last
+//            part adds the parts in order, then silu(gate) * up, * suh of down, rotated (a block of 128
+//            is a block of the rotation): 128 of unit B's inputs
+//   unit B   128 columns of down, a part of k; each warp waits for its own inputs only. The last part
+//            rotates, scales, weighs; the last expert of these 128 columns adds every token's picks in
+//            ascending order of expert
 //
 // Every sum has one order, whoever does it and whenever, so the result's bits depend neither on
 // homes nor on timing. A block may hold the unit it works on and the next one, whose weights come
-// while this one ends. It waits only for units that were taken before its own, and works in the order
-// in which it took them: no deadlock, whatever the number of blocks.
+// while this one ends. It waits only for units with smaller tickets, which blocks have that began before
+// it or that were taken before its own, and works in the order in which it took them: no deadlock,
+// whatever the number of blocks.
 #pragma once
 #include <cuda_runtime.h>
 
 #include "early.cuh"
 #include "experts.h"
+#include "rotation.cuh"
 #include "stream.cuh"
 #include "sums.cuh"
 #include "units.cuh"
 
 namespace exl3 {
 
-// Rotation of the inputs: by warps, kChunk blocks of 128 of a pick's inputs of gate or of up at a time.
-constexpr int kChunk = 4;
-
-// Who does it: `blocks` of them from `first`, behind those that may read over the link.
-struct Rotation {
-    int chunks, items, first, blocks;
-    __device__ explicit Rotation(const ExpertsDecode& c) {
-        const int grid = gridDim.x;
-        chunks = (c.hidden / 128 + kChunk - 1) / kChunk;
-        items = 2 * c.tokens * c.top_k * chunks;
-        first = grid > c.host_blocks ? c.host_blocks : 0;
-        blocks = min((items + kWarps - 1) / kWarps, grid - first);
-    }
-};
-
-static __device__ void rotate_chunk(const ExpertsDecode& c, const Rotation& of, int item) {
-    const int projection = item / of.chunks & 1, pick = item / of.chunks >> 1, lane = threadIdx.x & 31;
-    const int first = item % of.chunks * kChunk, count = min(kChunk, c.hidden / 128 - first);
-    const int at = 128 * first + 4 * lane;
-    float v[kChunk][4], s[kChunk][4];
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i)
-        if (i < count) load4(c.x, static_cast<int64_t>(pick / c.top_k) * c.hidden + at + 128 * i, c.dtype, v[i]);
-    const int64_t id = id_at(c, pick);
-    if (home_of(c, id) == kNowhere) return;
-    const auto* suh = reinterpret_cast<const __half*>(c.table[9 * id + 3 * projection + 1]);
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i)
-        if (i < count) load4(suh + at + 128 * i, s[i]);
-    const float scale = kInverseSqrt128 * (c.weight_on_input ? c.weights[pick] : 1.0f);
-    auto* row = static_cast<__half*>(c.rotated) +
-                (static_cast<int64_t>(projection) * c.tokens * c.top_k + pick) * c.hidden;
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
-        if (i >= count) break;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) v[i][j] *= s[i][j] * scale;
-        hadamard(v[i]);
-        store_fragments(row, first + i, v[i]);
-    }
-}
-
-// This block's share, if it has one, before anything else: others wait for it.
-__device__ inline void rotate_share(const ExpertsDecode& c, const Rotation& of) {
-    const int mine = blockIdx.x - of.first;
-    if (mine < 0 || mine >= of.blocks) return;
-    for (int item = mine * kWarps + (threadIdx.x >> 5); item < of.items; item += of.blocks * kWarps)
-        rotate_chunk(c, of, item);
-    __syncthreads();
-    if (threadIdx.x == 0) arrive(c.control + Control::kRotated);
-}
-
-__device__ __forceinline__ int seen(const int32_t* word) {
-    int value;
-    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-    return value;
-}
-
-// By one thread after a barrier: who sees the flag sees what the block has written.
-__device__ __forceinline__ void show(int32_t* flag) {
-    asm volatile("st.release.gpu.global.b32 [%0], 1;" ::"l"(flag) : "memory");
-}
-
-// Until all inputs are rotated. Who waits for milliseconds does it all itself: the blocks whose share it is
-// may come only when this one has ended. The same bits, whoever writes them.
-__device__ inline void wait_for_rotation(const ExpertsDecode& c, const Rotation& of, int* late) {
-    if (threadIdx.x == 0) {
-        int tries = 0;
-        while (seen(c.control + Control::kRotated) < of.blocks && ++tries < 1 << 12) {}
-        *late = tries == 1 << 12;
-    }
-    __syncthreads();
-    if (!*late) return;
-    for (int item = threadIdx.x >> 5; item < of.items; item += kWarps) rotate_chunk(c, of, item);
-    __syncthreads();
-}
-
 // Whether what a walk reads is there. All lanes of a warp call.
 __device__ __forceinline__ bool inputs_done(const Walk& w) {
     bool done = true;
     for (int i = threadIdx.x & 31; i < w.flag_count; i += 32) done &= seen(w.flags + i) != 0;
-    return __all_sync(0xFFFFFFFFu, done);
+    done = __all_sync(0xFFFFFFFFu, done);
+    __syncwarp();  // what one lane may read now, all may
+    return done;
 }
 
 // What a block has beside its rings and result.
@@ -201,6 +129,9 @@ struct Layer {
         const int columns = c.intermediate / 128, from = first / 8;
         w.flags = c.control + Control::kAct + unit.entry * columns + from;
         w.flag_count = unit.down ? (first + w.tiles + 7) / 8 - from : 0;
+        const bool over_link = unit.entry < r.host_entries;
+        w.depth = over_link ? r.link_depth : 8;
+        w.most = over_link && (c.overlap & 16) != 0 ? r.link_depth : 8;
         ask_for_scales(c, unit, expert, warp);
         w.order = r.order + r.entry_start[unit.entry];
         w.rows = r.entry_rows[unit.entry];
@@ -228,11 +159,13 @@ struct Layer {
         float acc[kTiles][GROUPS][4] = {};
         {
             Walk w;
-            const auto ready = [&] {
+            const auto ready = [&](bool wait) {
                 trace(c, 3, current);
-                for (int tries = 0; !inputs_done(w); ++tries)
-                    if (tries == 1 << 25) __trap();  // many seconds: an error, not a hang
-                trace(c, 4, current);
+                bool done = inputs_done(w);
+                for (int tries = 0; wait && !done; done = inputs_done(w))
+                    if (++tries == 1 << 25) __trap();  // many seconds: an error, not a hang
+                if (done) trace(c, 4, current);
+                return done;
             };
             const auto next = [&](int bits8, const Walk** walk) {
                 ticket = claim(c, r, &s.claimed);
@@ -250,12 +183,6 @@ struct Layer {
                 w = s.next[warp];
             } else {
                 w = walk_of(c, r, unit, warp);
-                if (unit.down && (current & kHostTicket) != 0) {
-                    const int least = min(c.overlap >> 8 & 255, c.intermediate / 128);
-                    const int32_t* flag = c.control + Control::kAct + unit.entry * (c.intermediate / 128) + least - 1;
-                    while (least > 0 && seen(flag) == 0) {}
-                    __syncwarp();
-                }
             }
             walk_bits<CODEBOOK, GROUPS, kTiles, kAhead>(
                 c.bits8[projection_of(unit, warp)], w, ring, acc, ready, next);
@@ -375,8 +302,9 @@ __global__ void __launch_bounds__(kThreads, 2) routed_layer(const ExpertsDecode 
     trace(c, 2);
     if (threadIdx.x == 0) s.first = take(c, r, true);
     __syncthreads();
-    Ring ring{memory + (threadIdx.x >> 5) * kRingBytes, 0, kNothing};
-    if (Layer<CODEBOOK, GROUPS>::kAhead && s.first != kNoUnit) {
+    Ring ring{memory + (threadIdx.x >> 5) * kRingBytes, 0, kNothing, 0};
+    // Over the link at once; from device memory when the inputs are there, whose reads would else come behind.
+    if (Layer<CODEBOOK, GROUPS>::kAhead && s.first != kNoUnit && (s.first & kHostTicket) != 0) {
         Layer<CODEBOOK, GROUPS>::ask_first(c, s, ring);
         trace(c, 3, s.first);
     }

@@ -19,6 +19,7 @@ struct Routing {
     uint16_t entry_expert[kMaxPicks], entry_start[kMaxPicks], entry_rows[kMaxPicks];
     int32_t entries, host_entries;
     int32_t link_blocks;  // blocks that look for host entries first
+    int32_t link_depth;   // stages that a warp of these has under way
     int32_t not_here;
 };
 
@@ -39,9 +40,57 @@ __device__ __forceinline__ Home home_of(const ExpertsDecode& c, int64_t id) {
     return !here ? kNowhere : at >= c.host_begin && at < c.host_end ? kOnHost : kOnDevice;
 }
 
+// One thread, when the entries are known.
+__device__ inline void share_blocks(const ExpertsDecode& c, Routing& r, int entries, int host_entries) {
+    // An entry costs the same to decode wherever it is, so host entries get their share of the blocks, as
+    // long as that is not more than share the link best.
+    const int blocks = gridDim.x, all = max(1, 100 * entries);
+    const int share = (blocks * c.link_percent * host_entries + all - 1) / all;
+    r.entries = entries, r.host_entries = host_entries;
+    r.link_blocks = min(share, min(c.host_blocks, blocks));
+    const int asked = c.overlap >> 8 & 15;
+    r.link_depth = asked ? asked : max(2, min(8, 110 / max(1, r.link_blocks)));
+}
+
+// At most 32 picks: a lane each, no pass over all experts. The first warp.
+__device__ inline void route_few(const ExpertsDecode& c, Routing& r) {
+    const int lane = threadIdx.x, picks = c.tokens * c.top_k, rows = 8 * c.groups;
+    const int64_t id = lane < picks ? id_at(c, lane) : -1;
+    const Home home = home_of(c, id);
+    const bool here = home != kNowhere;
+    const int key = here ? (home == kOnHost ? 0 : kMaxExperts) + static_cast<int>(id) : 2 * kMaxExperts + lane;
+    const uint32_t same = __match_any_sync(0xFFFFFFFFu, key);
+    const int count = __popc(same), before = __popc(same & ((1u << lane) - 1u));
+    const int chunks = here && before == 0 ? (count + rows - 1) / rows : 0;  // entries of this lane
+    int entry = 0, start = 0;
+    for (int i = 0; i < picks; ++i) {
+        const int other = __shfl_sync(0xFFFFFFFFu, key, i), its_chunks = __shfl_sync(0xFFFFFFFFu, chunks, i);
+        if (other < key) entry += its_chunks, ++start;
+    }
+    for (int i = 0; i < chunks; ++i) {
+        r.entry_expert[entry + i] = static_cast<uint16_t>(id);
+        r.entry_start[entry + i] = static_cast<uint16_t>(start + rows * i);
+        r.entry_rows[entry + i] = static_cast<uint16_t>(min(rows, count - rows * i));
+    }
+    if (here) r.order[start + before] = static_cast<uint16_t>(lane);
+    if (lane < picks) r.rank[lane] = here ? before : id == -1 ? kNobody : kNotHere;
+    const int entries = __reduce_add_sync(0xFFFFFFFFu, chunks);
+    const int host_entries = __reduce_add_sync(0xFFFFFFFFu, home == kOnHost ? chunks : 0);
+    const int not_here = __popc(__ballot_sync(0xFFFFFFFFu, !here && id != -1));
+    if (lane == 0) {
+        share_blocks(c, r, entries, host_entries);
+        r.not_here = not_here;
+    }
+}
+
 // Called by all kThreads threads of a block; ends with a barrier.
 __device__ inline void route(const ExpertsDecode& c, Routing& r) {
     const int picks = c.tokens * c.top_k, thread = threadIdx.x, lane = thread & 31;
+    if (picks <= 32) {
+        if (thread < 32) route_few(c, r);
+        __syncthreads();
+        return;
+    }
     for (int e = thread; e < c.experts; e += kThreads) r.expert_state[e] = 0;
     // The slow reads first, by everybody: rank says for now whether the expert is here, entry_rows
     // whether on the host.
@@ -70,7 +119,7 @@ __device__ inline void route(const ExpertsDecode& c, Routing& r) {
     // The same warp goes on: it alone has read entry_rows, and writes it anew.
     if (thread < 32) {
         const int rows = 8 * c.groups;
-        int entries = 0, start = 0;
+        int entries = 0, host_entries = 0, start = 0;
         for (int host = 1; host >= 0; --host) {
             for (int base = 0; base < c.experts; base += 32) {
                 const int e = base + lane;
@@ -98,15 +147,11 @@ __device__ inline void route(const ExpertsDecode& c, Routing& r) {
                 entries += __shfl_sync(0xFFFFFFFFu, chunk_sum, 31);
                 start += __shfl_sync(0xFFFFFFFFu, count_sum, 31);
             }
-            if (host && lane == 0) r.host_entries = entries;
+            if (host) host_entries = entries;
         }
         if (lane == 0) {
-            r.entries = entries, r.not_here = 0;
-            // An entry costs the same to decode wherever it is, so host entries get their share of the
-            // blocks, as long as that is not more than share the link best.
-            const int blocks = gridDim.x, all = max(1, 100 * entries);
-            const int share = (blocks * c.link_percent * r.host_entries + all - 1) / all;
-            r.link_blocks = min(share, min(c.host_blocks, blocks));
+            share_blocks(c, r, entries, host_entries);
+            r.not_here = 0;
         }
     }
     __syncthreads();

@@ -75,9 +75,14 @@ __global__ void __launch_bounds__(kThreads, GROUPS == 1 ? 3 : 2) linear_rows(con
         w.inputs = static_cast<const char*>(c.rotated) + which * c.rows * w.pick_bytes + 32 * first;
         w.order = order;
         w.rows = c.rows;
-        Ring ring{memory + warp * kRingBytes, 0, kNothing};
+        Ring ring{memory + warp * kRingBytes, 0, kNothing, 0};
         walk_bits<CODEBOOK, GROUPS, Of::kTiles, false>(
-            m.bits8, w, ring, acc, wait_for_earlier_kernels, [](int, const Walk**) { return kNothing; });
+            m.bits8, w, ring, acc,
+            [](bool) {
+                wait_for_earlier_kernels();
+                return true;
+            },
+            [](int, const Walk**) { return kNothing; });
     }
     __syncthreads();  // the rings become the result
     auto* result = reinterpret_cast<float*>(memory);

@@ -22,6 +22,7 @@ struct Walk {
     char* copy;           // where these bytes are also stored, at the same distances; or null
     int64_t step_bytes;   // from one step of 16 k to the next: a whole row of tiles
     int tiles;
+    int depth, most;      // stages under way at once; as many while inputs are waited for
     const int32_t* flags;  // set when the inputs of 128 k are there, of those that this walk reads
     int flag_count;
     const char* inputs;   // fp16 [pick][k], fragment order, at the first step
@@ -36,6 +37,7 @@ struct Ring {
     char* at;
     int slot;
     Ahead ahead;
+    int asked;  // stages of the next walk, unless kNothing
 };
 
 // A ring's stages for one format: weights, then the rows' inputs.
@@ -46,6 +48,11 @@ struct Stages {
     static constexpr int kStages = kRingBytes / kStageBytes < 8 ? kRingBytes / kStageBytes : 8;
     static_assert(kStages >= 2, "the ring is too small for this format");
     static constexpr int kWeightChunks = (kWeightBytes / 16 + 31) / 32;
+
+    static __device__ __forceinline__ int slot_of(int slot, int further) {
+        const int at = slot + further;
+        return at >= kStages ? at - kStages : at;
+    }
 
     static __device__ __forceinline__ void fetch_weights(const Walk& of, uint32_t ring_at, int step, int slot) {
         const char* from = of.weights + step * of.step_bytes;
@@ -62,13 +69,29 @@ template <int BITS8, int GROUPS, int TILES>
 __device__ __forceinline__ void ask(const Walk& w, Ring& ring) {
     using Of = Stages<BITS8, GROUPS, TILES>;
     const uint32_t ring_at = static_cast<uint32_t>(__cvta_generic_to_shared(ring.at));
-    for (int s = 0; s < Of::kStages; ++s)
-        if (s < w.tiles) Of::fetch_weights(w, ring_at, s, s);
     ring.ahead = kWeights;
+    ring.asked = min(w.depth, Of::kStages);
+    for (int s = 0; s < ring.asked; ++s)
+        if (s < w.tiles) Of::fetch_weights(w, ring_at, s, s);
+}
+
+// Until the oldest of `depth` groups of copies, at most MOST, has come.
+template <int MOST>
+__device__ __forceinline__ void wait_for_oldest(int depth) {
+    if (depth >= MOST) return wait_all_but<MOST - 1>();
+    switch (depth) {
+        case 7: return wait_all_but<6>();
+        case 6: return wait_all_but<5>();
+        case 5: return wait_all_but<4>();
+        case 4: return wait_all_but<3>();
+        case 3: return wait_all_but<2>();
+        case 2: return wait_all_but<1>();
+        default: return wait_all_but<0>();
+    }
 }
 
 // acc[t][g]: columns of tile t (lane>>2, +8 for [2], [3]) by rows 8g + 2*(lane&3) (+1 for [1], [3]).
-// `ready` is called before inputs are read, after the first weights are on their way. With AHEAD,
+// `ready(wait)` is called before inputs are read, after the first weights are on their way. With AHEAD,
 // `next(bits8, &walk)` is called once, when the last of this walk's weights are on their way: it gives
 // the next walk, and those of its first stages come into the slots that become free meanwhile.
 template <int BITS8, int CODEBOOK, int GROUPS, int TILES, bool AHEAD, typename Ready, typename Next>
@@ -117,26 +140,34 @@ __device__ __forceinline__ void walk(
                        input_row[i] ? 16 : 0);
         }
     };
-    const auto after = [](int slot) { return slot + 1 == kStages ? 0 : slot + 1; };
     int slot = AHEAD ? ring.slot : 0;
     find_inputs(w);
-    if (!AHEAD || ring.ahead == kNothing) {
-        for (int s = 0, at = slot; s < kStages; ++s, at = after(at))
-            if (s < w.tiles) fetch_weights(w, s, at);
-    }
+    int asked = AHEAD && ring.ahead != kNothing ? ring.asked : 0;
+    int depth = AHEAD ? max(asked, min(w.depth, kStages)) : kStages;
+    const auto ask_more = [&](int from) {
+        for (int s = from; s < depth; ++s)
+            if (s < w.tiles) fetch_weights(w, s, Of::slot_of(slot, s));
+    };
+    ask_more(asked);
     if (!AHEAD || ring.ahead != kWeightsAndInputs) {
-        ready();
-        for (int s = 0, at = slot; s < kStages; ++s, at = after(at)) {
-            if (s < w.tiles) fetch_inputs(s, at);
-            commit();
+        asked = 0;
+        if (!ready(!AHEAD)) {
+            const int before = depth;
+            depth = max(depth, min(w.most, kStages));
+            ask_more(before);
+            ready(true);
         }
+    }
+    for (int s = asked; s < depth; ++s) {
+        if (s < w.tiles) fetch_inputs(s, Of::slot_of(slot, s));
+        commit();
     }
     const Walk* following = nullptr;
     Ahead ahead = kNothing;
-    if (AHEAD && w.tiles < kStages) next(0, &following);
+    if (AHEAD && w.tiles < depth) next(0, &following);
     const int groups = (w.rows + 7) >> 3;
     for (int step = 0; step < w.tiles; ++step) {
-        wait_all_but<kStages - 1>();
+        wait_for_oldest<kStages>(depth);
         __syncwarp();
         const char* stage = ring.at + slot * kStageBytes;
         if (w.copy != nullptr) store_weights(step, slot);
@@ -154,26 +185,27 @@ __device__ __forceinline__ void walk(
                 if (GROUPS == 1 || g < groups) mma(acc[t][g], a, b[g]);
         }
         __syncwarp();
-        const int left = w.tiles - step - kStages;
+        const int left = w.tiles - step - depth, free = Of::slot_of(slot, depth);
         if (left > 0) {
-            fetch_weights(w, step + kStages, slot);
-            fetch_inputs(step + kStages, slot);
+            fetch_weights(w, step + depth, free);
+            fetch_inputs(step + depth, free);
         } else if constexpr (AHEAD) {
             if (left == 0) {
                 ahead = next(BITS8, &following);
-                // A walk shorter than the ring would not fill it: then every slot starts anew.
-                if (ahead != kNothing && following->tiles < kStages) ahead = kNothing;
+                // A walk shorter than what is under way: then every slot starts anew.
+                if (ahead != kNothing && following->tiles < depth) ahead = kNothing;
                 if (ahead == kWeightsAndInputs) find_inputs(*following);
             }
-            if (ahead != kNothing) fetch_weights(*following, -left, slot);
-            if (ahead == kWeightsAndInputs) fetch_inputs(-left, slot);
+            if (ahead != kNothing) fetch_weights(*following, -left, free);
+            if (ahead == kWeightsAndInputs) fetch_inputs(-left, free);
         }
         commit();
-        slot = after(slot);
+        slot = Of::slot_of(slot, 1);
     }
     if constexpr (AHEAD) {
         ring.slot = ahead == kNothing ? 0 : slot;
         ring.ahead = ahead;
+        ring.asked = depth;
     } else {
         wait_all_but<0>();
     }

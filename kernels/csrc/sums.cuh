@@ -19,6 +19,17 @@ __device__ __forceinline__ int arrive(int32_t* counter) {
     return before;
 }
 
+__device__ __forceinline__ int seen(const int32_t* word) {
+    int value;
+    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    return value;
+}
+
+// By one thread after a barrier: who sees the flag sees what the block has written.
+__device__ __forceinline__ void show(int32_t* flag) {
+    asm volatile("st.release.gpu.global.b32 [%0], 1;" ::"l"(flag) : "memory");
+}
+
 // True in the block whose arrival at *counter is the `expected`-th: then everything written before
 // the others' arrivals can be read, and the counter is zero for the next call. Called by all threads.
 __device__ inline bool last_to_arrive(int32_t* counter, int expected, int* shared) {

@@ -29,8 +29,8 @@ def small() -> Iterator[Facts]:
     yield from _decode(experts, x, weights, ids, expected)
     error = relative_error(ops.experts(x, weights, ids, experts.table({1})), expected)
     yield {"ok": error <= 1e-3, "prefill": len(x), "error": error}
-    yield from _matrices()
     yield from _lookups()
+    yield from _matrices()
 
 
 def _decode(
