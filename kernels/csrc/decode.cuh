@@ -129,9 +129,9 @@ struct Layer {
         const int columns = c.intermediate / 128, from = first / 8;
         w.flags = c.control + Control::kAct + unit.entry * columns + from;
         w.flag_count = unit.down ? (first + w.tiles + 7) / 8 - from : 0;
-        const bool over_link = unit.entry < r.host_entries;
-        w.depth = over_link ? r.link_depth : 8;
-        w.most = over_link && (c.overlap & 16) != 0 ? r.link_depth : 8;
+        // Over the link no more than it needs: a block's other reads wait behind these. walk() knows the most.
+        const int stage = kWarps * kTiles * 4 * bits8;  // of all warps of a block
+        w.depth = unit.entry < r.host_entries ? max(2, c.link_bytes / (max(1, r.link_blocks) * stage)) : kDeepest;
         ask_for_scales(c, unit, expert, warp);
         w.order = r.order + r.entry_start[unit.entry];
         w.rows = r.entry_rows[unit.entry];
@@ -176,8 +176,7 @@ struct Layer {
                 __syncwarp();
                 *walk = &s.next[warp];
                 if (c.bits8[projection_of(following, warp)] != bits8) return kNothing;
-                const Ahead otherwise = (c.overlap & 8) != 0 && (ticket & kHostTicket) != 0 ? kNothing : kWeights;
-                return inputs_done(s.next[warp]) ? kWeightsAndInputs : otherwise;
+                return inputs_done(s.next[warp]) ? kWeightsAndInputs : kWeights;
             };
             if (kAhead && ring.ahead != kNothing) {
                 w = s.next[warp];
@@ -248,7 +247,7 @@ struct Layer {
     }
 
     static __device__ __forceinline__ void finish_down(
-        const ExpertsDecode& c, const Routing& r, const Unit& unit, const Control& at, const float* result,
+        const ExpertsDecode& c, const Routing& r, const Unit& unit, const Control& at, float* result,
         const uint16_t* order, const Scales& scales, float weight, int rows, int* shared) {
         const int blocks = c.hidden / 128;
         float* partial = c.partial_b + static_cast<int64_t>(unit.block) * c.split_b * 128;
@@ -268,9 +267,16 @@ struct Layer {
             } else {
                 add_warps<kPartsB>(result + row * kPad, kStride, v);
             }
-            weigh(c, scales, row < kWarps ? weight : weight_of(c, pick), pick, unit.block, v);
+            weigh(scales, row < kWarps ? weight : weight_of(c, pick), v);
+            if (r.entries == 1) {
+                *reinterpret_cast<float4*>(result + row * kPad + 4 * (threadIdx.x & 31)) =
+                    make_float4(v[0], v[1], v[2], v[3]);
+            } else {
+                put(c.y + static_cast<int64_t>(pick) * c.hidden + 128 * unit.block, v);
+            }
         }
-        if (last_to_arrive(c.control + at.done + unit.block, r.entries, shared)) combine(c, r, unit.block);
+        if (last_to_arrive(c.control + at.done + unit.block, r.entries, shared))
+            combine(c, r, unit.block, r.entries == 1 ? result : nullptr);
     }
 };
 
@@ -315,7 +321,7 @@ __global__ void __launch_bounds__(kThreads, 2) routed_layer(const ExpertsDecode 
     for (int ticket = s.first; ticket != kNoUnit;)
         ticket = Layer<CODEBOOK, GROUPS>::run(c, s, ticket, memory, ring, left, trace);
     if (r.entries == 0)  // nothing to add: nobody will combine
-        for (int block = blockIdx.x; block < c.hidden / 128; block += gridDim.x) combine(c, r, block);
+        for (int block = blockIdx.x; block < c.hidden / 128; block += gridDim.x) combine(c, r, block, nullptr);
     leave(c, left);
     clean_up(c, r, left);
     trace(c, 7);

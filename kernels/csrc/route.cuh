@@ -19,7 +19,6 @@ struct Routing {
     uint16_t entry_expert[kMaxPicks], entry_start[kMaxPicks], entry_rows[kMaxPicks];
     int32_t entries, host_entries;
     int32_t link_blocks;  // blocks that look for host entries first
-    int32_t link_depth;   // stages that a warp of these has under way
     int32_t not_here;
 };
 
@@ -48,8 +47,6 @@ __device__ inline void share_blocks(const ExpertsDecode& c, Routing& r, int entr
     const int share = (blocks * c.link_percent * host_entries + all - 1) / all;
     r.entries = entries, r.host_entries = host_entries;
     r.link_blocks = min(share, min(c.host_blocks, blocks));
-    const int asked = c.overlap >> 8 & 15;
-    r.link_depth = asked ? asked : max(2, min(8, 110 / max(1, r.link_blocks)));
 }
 
 // At most 32 picks: a lane each, no pass over all experts. The first warp.

@@ -16,13 +16,15 @@ constexpr int kRingBytes = 6144;
 constexpr int kRingBytes = 8192;
 #endif
 
+constexpr int kDeepest = 8;  // stages
+
 // What a warp reads: `tiles` steps of k from the first, its columns, and the rows' fragments.
 struct Walk {
     const char* weights;  // first tile of the first step
     char* copy;           // where these bytes are also stored, at the same distances; or null
     int64_t step_bytes;   // from one step of 16 k to the next: a whole row of tiles
     int tiles;
-    int depth, most;      // stages under way at once; as many while inputs are waited for
+    int depth;            // stages under way at once, at most kDeepest; all of the ring while inputs are awaited
     const int32_t* flags;  // set when the inputs of 128 k are there, of those that this walk reads
     int flag_count;
     const char* inputs;   // fp16 [pick][k], fragment order, at the first step
@@ -45,7 +47,7 @@ template <int BITS8, int GROUPS, int TILES>
 struct Stages {
     static constexpr int kWeightBytes = TILES * Lane<BITS8>::kTileBytes;
     static constexpr int kStageBytes = kWeightBytes + 256 * GROUPS;
-    static constexpr int kStages = kRingBytes / kStageBytes < 8 ? kRingBytes / kStageBytes : 8;
+    static constexpr int kStages = kRingBytes / kStageBytes < kDeepest ? kRingBytes / kStageBytes : kDeepest;
     static_assert(kStages >= 2, "the ring is too small for this format");
     static constexpr int kWeightChunks = (kWeightBytes / 16 + 31) / 32;
 
@@ -153,7 +155,7 @@ __device__ __forceinline__ void walk(
         asked = 0;
         if (!ready(!AHEAD)) {
             const int before = depth;
-            depth = max(depth, min(w.most, kStages));
+            depth = kStages;
             ask_more(before);
             ready(true);
         }

@@ -109,19 +109,18 @@ __device__ __forceinline__ float weight_of(const ExpertsDecode& c, int pick) {
     return c.weight_on_input ? 1.0f : c.weights[pick];
 }
 
-__device__ inline void weigh(
-    const ExpertsDecode& c, const Scales& scales, float weight, int pick, int block, float (&v)[4]) {
+__device__ inline void weigh(const Scales& scales, float weight, float (&v)[4]) {
     float s[4];
     unpack4(scales.of[0], s);
     hadamard(v);
     const float scale = kInverseSqrt128 * weight;
 #pragma unroll
     for (int i = 0; i < 4; ++i) v[i] *= s[i] * scale;
-    put(c.y + static_cast<int64_t>(pick) * c.hidden + 128 * block, v);
 }
 
-// The sum over every token's picks of 128 columns, experts ascending, then slots ascending.
-__device__ inline void combine(const ExpertsDecode& c, const Routing& r, int block) {
+// The sum over every token's picks of 128 columns, experts ascending, then slots ascending. `near`: the rows
+// of the only entry, if there is only one, which need no trip through memory.
+__device__ inline void combine(const ExpertsDecode& c, const Routing& r, int block, const float* near) {
     const int lane = threadIdx.x & 31;
     for (int token = threadIdx.x >> 5; token < c.tokens; token += kWarps) {
         const int base = token * c.top_k;
@@ -141,7 +140,11 @@ __device__ inline void combine(const ExpertsDecode& c, const Routing& r, int blo
             for (int i = 0; i < kTogether; ++i) {
                 who[i] = __ballot_sync(0xFFFFFFFFu, added && place == first + i);
                 const int pick = base + max(0, __ffs(who[i]) - 1);
-                add_parts(c.y + static_cast<int64_t>(pick) * c.hidden + 128 * block, 1, 0, v[i]);
+                if (near == nullptr) {
+                    add_parts(c.y + static_cast<int64_t>(pick) * c.hidden + 128 * block, 1, 0, v[i]);
+                } else {
+                    add_warps<1>(near + (r.rank[pick] < kNotHere ? r.rank[pick] : 0) * kPad, 0, v[i]);
+                }
             }
 #pragma unroll
             for (int i = 0; i < kTogether; ++i) {
