@@ -159,9 +159,11 @@ def linear(
 
 
 def _host_blocks(hidden: int, intermediate: int, split_a: int, split_b: int) -> int:
-    """Near HOST_BLOCKS, so that one expert's units are whole rounds of them."""
+    """Near HOST_BLOCKS, so that units of one expert or of a few are whole rounds of them."""
     units = max(intermediate // BLOCK * split_a, hidden // BLOCK * split_b)
-    return -(-units // max(1, round(units / HOST_BLOCKS)))
+    if units <= HOST_BLOCKS:
+        return HOST_BLOCKS // units * units
+    return -(-units // round(units / HOST_BLOCKS))
 
 
 def _parts(k: int, units: int, most: float) -> int:
