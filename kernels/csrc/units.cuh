@@ -28,10 +28,6 @@ struct Trace {
 // A ticket as one number, so that a block's warps can hand it on with single atomics.
 constexpr int kNoUnit = -1, kUnclaimed = -2, kBeingClaimed = -3, kHostTicket = 1 << 30;
 
-__device__ inline int units_of_one(const ExpertsDecode& c) {
-    return c.intermediate / 128 * c.split_a + c.hidden / 128 * c.split_b;
-}
-
 __device__ inline Unit unit_of(const ExpertsDecode& c, const Routing& r, int ticket) {
     const bool host = (ticket & kHostTicket) != 0;
     int at = ticket & ~kHostTicket;
@@ -52,15 +48,18 @@ __device__ inline Unit unit_of(const ExpertsDecode& c, const Routing& r, int tic
 // The next ticket of this block's queue, or of the other; kNoUnit when both are empty. One thread. A block's
 // first ticket is its place in its queue, which takes no trip to memory: the count goes on behind these.
 __device__ inline int take(const ExpertsDecode& c, const Routing& r, bool first) {
-    const int block = blockIdx.x, link = r.link_blocks;
-    for (int attempt = 0; attempt < 2; ++attempt) {
-        const bool host = (block < link) == (attempt == 0);
-        const int entries = host ? r.host_entries : r.entries - r.host_entries;
-        if (entries == 0 || (host && block >= c.host_blocks)) continue;
-        int32_t* count = c.control + (host ? Control::kTicketHost : Control::kTicketDevice);
-        const int at = first && attempt == 0 ? block - (host ? 0 : link)
-                                             : (host ? link : gridDim.x - link) + atomicAdd(count, 1);
-        if (at < entries * units_of_one(c)) return host ? at | kHostTicket : at;
+    const int block = blockIdx.x;
+    int which = block < r.link_blocks ? 0 : 1;
+    if (!first && which == 1 && block < r.down_blocks) {
+        const int taken = r.queue[0].before + __ldcg(c.control + Control::kTicketHost);
+        if (taken >= r.host_gate_up && taken < r.queue[0].units) which = 0;
+    }
+#pragma unroll 1
+    for (int attempt = 0; attempt < 2; ++attempt, which ^= 1) {
+        const Queue& of = r.queue[which];
+        if (of.units == 0 || (which == 0 && block >= c.host_blocks)) continue;
+        const int at = first && attempt == 0 ? block - of.first : of.before + atomicAdd(c.control + which, 1);
+        if (at < of.units) return which == 0 ? at | kHostTicket : at;
     }
     return kNoUnit;
 }

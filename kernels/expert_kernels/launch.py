@@ -31,7 +31,8 @@ BLOCK = 128  # columns of a unit, and the rotation's block
 # 2304, in 252, 273 and with 64 271. Where the device's experts take as long, host experts get the
 # blocks that are their share of the decoding and a few more: these also wait.
 HOST_BLOCKS = 60
-LINK_PERCENT = 125
+LINK_PERCENT = 118
+DOWN_PERCENT = 190
 # Under way over the link: 0.1 to 0.2 MB fill it, and a block's other reads wait behind its own.
 LINK_BYTES = 660 << 10
 # Parts of k: as many as give every block a unit and none two. us at 5120 x 2304, 1 pick a token,
@@ -54,7 +55,8 @@ class DecodeLaunch:
     """`groups` of 8 rows a read of an expert; parts of k of the two products; thread blocks.
 
     Of the blocks `host_blocks` take host experts at all; `link_percent` of the share that these are
-    of all experts, as a share of the blocks, look for them first, with `link_bytes` under way.
+    of all experts, as a share of the blocks, look for them first, with `link_bytes` under way, and
+    `down_percent` when all of their gate and up is taken.
     """
 
     groups: int
@@ -63,6 +65,7 @@ class DecodeLaunch:
     blocks: int
     host_blocks: int
     link_percent: int
+    down_percent: int
     link_bytes: int
     ring_bytes: int
 
@@ -124,6 +127,7 @@ def decode(
         blocks=blocks,
         host_blocks=min(_host_blocks(hidden, intermediate, split_a, split_b), blocks),
         link_percent=LINK_PERCENT,
+        down_percent=DOWN_PERCENT,
         link_bytes=LINK_BYTES,
         ring_bytes=ring_bytes(architecture),
     )
