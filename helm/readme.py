@@ -17,6 +17,12 @@ One pod on one GPU node. What cannot work is refused with the value to set.
         --set store.type=hostPath --set store.hostPath=/srv/models
     helm test flash --namespace serving
 
+The install checks the node first and stops there if it is not good enough. Why, and what a pod waits for:
+
+    kubectl -n serving logs job/flash-moe-appliance-preflight
+    kubectl -n serving get events --field-selector type=Warning
+    appliance status --at kubernetes:serving/flash
+
 | value | default | meaning |
 |---|---|---|
 """

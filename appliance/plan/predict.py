@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import NormalDist
 
 from appliance.plan.budget import Demand
@@ -20,9 +21,10 @@ STREAMS = (1, 2, 4, 6, 8)
 DENSE_RATE = (0.5, 0.7, 0.9)
 # Seconds a layer spends on launches, small kernels and, over ranks, two all-reduces:
 LAYER_SECONDS = (20e-6, 32e-6, 80e-6)
-# No step is shorter: what the engine's processes do between two steps (three layers on an H200, one
-# rank: 1.7 ms; over two ranks of four layers 2.1). Another processor may take more.
+# No step is shorter: what the engine's processes do between two steps, on one rank (three layers on
+# an H200: 1.7 ms) and over several (four layers on two: 2.1). Another processor may take more.
 LEAST_STEP_SECONDS = (1.2e-3, 1.7e-3, 3e-3)
+LEAST_STEP_SECONDS_OVER_RANKS = (1.5e-3, 2.1e-3, 3.6e-3)
 # EXL3 matrices beside the experts are bound by their decoding: one launch for those that share
 # inputs (two of attention's four). Fitted to 21 to 168 M weights on an H200 (h200-data-plane.md).
 LINEAR_WEIGHTS_PER_SECOND = 3.4e12
@@ -132,6 +134,7 @@ def step_seconds(
     if len(models) < len(ranks) or len(rates) < len(ranks):
         return None
     far = len({rank.numa_node for rank in ranks} - {None}) > 1
+    least = LEAST_STEP_SECONDS if len(ranks) == 1 else LEAST_STEP_SECONDS_OVER_RANKS
     computes, waits, lost = [], [], []
     for edge in range(3):
         compute = total = 0.0
@@ -142,7 +145,7 @@ def step_seconds(
         dense = max(_dense_seconds(demand, *card, edge) for card in zip(ranks, models, strict=True))
         computed = compute + dense + len(layers) * LAYER_SECONDS[edge]
         waits.append(total - compute)
-        computes.append(max(computed, LEAST_STEP_SECONDS[edge] - waits[-1]))
+        computes.append(max(computed, least[edge] - waits[-1]))
         lost.append(FAR_CARDS[edge] * (computes[-1] + waits[-1]) if far else 0.0)
     return StepSeconds(_range(computes), _range(waits), _range(lost))
 
@@ -170,10 +173,24 @@ def _layer_seconds(
         of_all.append(sum(waiting) / max(1e-9, sum(read)))
     alone = max(d for d, _ in seen.values())
     if not demand.expert_parallel:
-        return alone, max(p for p, _ in draws)
+        return alone, slowest(draws, _in_common(read, {cold for _, cold in seen}))
     # Picks of one rank are not another's: the more of a step's picks wait, the more so.
     share = sum(of_all) / len(of_all)
     return alone, slowest(draws, -share / (1 - share) if share < 0.5 else -1.0)
+
+
+def _in_common(read: Sequence[float], colds: Collection[tuple[int, ...]]) -> float:
+    """Correlation of what two ranks of a tensor-parallel plan read of one layer: the same picks,
+    but of the experts that each has on its host. 1 where all have the same ones there."""
+
+    def variance(experts: Collection[int]) -> float:
+        return sum(read[e] * (1 - read[e]) for e in experts)
+
+    found = []
+    for one, other in combinations(sorted(colds), 2):
+        size = math.sqrt(variance(one) * variance(other))
+        found.append(variance(set(one) & set(other)) / size if size else 1.0)
+    return sum(found) / len(found) if found else 1.0
 
 
 def _other_card(demand: Demand, edge: int) -> float:

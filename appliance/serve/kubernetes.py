@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from appliance.errors import ServeError, UsageError
-from appliance.serve.pods import Found, explain, once_pod, waiting_reason
+from appliance.serve.pods import Found, explain, once_pod, refusal, unscheduled, waiting_reason
 
 CONTAINER = "appliance"
 LIMIT_SECONDS = 30
@@ -121,9 +121,12 @@ def once(release: Release, image: str, argv: Sequence[str], *, state: bool) -> t
 
 def _ended(core: Any, plain: Any, release: Release, name: str) -> tuple[str, str]:
     deadline = time.monotonic() + ONCE_SECONDS
+    pod: Any = {"status": {}}
     while time.monotonic() < deadline:
         pod = plain(core.read_namespaced_pod(name, release.namespace))
         phase = pod["status"].get("phase")
+        if refused := refusal(pod):
+            raise ServeError(refused, fix="kubectl describe node says what is taken there")
         if phase in ("Succeeded", "Failed"):
             text = core.read_namespaced_pod_log(name, release.namespace)
             if phase == "Succeeded":
@@ -134,7 +137,8 @@ def _ended(core: Any, plain: Any, release: Release, name: str) -> tuple[str, str
         if reason := waiting_reason(pod):
             raise ServeError(reason, fix="correct the image's name, or image.pullSecrets")
         time.sleep(TICK_SECONDS)
-    raise ServeError(f"a pod with that image did not end within {ONCE_SECONDS:.0f} s")
+    why = f": the scheduler: {words}" if (words := unscheduled(pod)) else ""
+    raise ServeError(f"a pod with that image did not end within {ONCE_SECONDS:.0f} s{why}")
 
 
 def _deployment(apps: Any, release: Release) -> Any:

@@ -66,6 +66,23 @@ def waiting_reason(pod: Json) -> str | None:
     return None
 
 
+def unscheduled(pod: Json) -> str | None:
+    """The scheduler's words on a pod that has no node yet; None where it has one."""
+    for condition in pod["status"].get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] != "True":
+            return str(condition.get("message") or condition.get("reason") or "not scheduled yet")
+    return None
+
+
+def refusal(pod: Json) -> str | None:
+    """Why kubelet does not take the pod: no container ran, so there is no log to read."""
+    status = pod["status"]
+    if status.get("phase") != "Failed" or status.get("containerStatuses"):
+        return None
+    said = status.get("message") or status.get("reason") or "it did not say why"
+    return f"the node {pod['spec'].get('nodeName')} does not take the pod: {said}"
+
+
 def once_pod(
     template: Json, name: str, image: str, argv: Sequence[str], *, node: str | None, state: bool
 ) -> dict[str, Any]:
@@ -94,7 +111,11 @@ def once_pod(
                 "env": [{"name": "APPLIANCE_STATE_DIR", "value": "/var/lib/appliance"}],
                 "securityContext": container["securityContext"],
                 "volumeMounts": mounts,
-                "resources": {"limits": {"cpu": "1", "memory": "1Gi"}},
+                # Little is asked for: the appliance may have the node's whole CPUs.
+                "resources": {
+                    "limits": {"cpu": "1", "memory": "1Gi"},
+                    "requests": {"cpu": "100m", "memory": "256Mi"},
+                },
             }],
         },
     }  # fmt: skip
@@ -109,10 +130,8 @@ def _record(pod: Json) -> str | None:
 
 
 def _judged(pod: Json, container: Json) -> tuple[str, str | None, str | None]:
-    for condition in pod["status"].get("conditions") or ():
-        if condition["type"] == "PodScheduled" and condition["status"] != "True":
-            words = condition.get("message") or condition.get("reason") or "not scheduled yet"
-            return "pending", f"the scheduler: {words}", _scheduling_fix(words)
+    if words := unscheduled(pod):
+        return "pending", f"the scheduler: {words}", _scheduling_fix(words)
     waiting = (container.get("state") or {}).get("waiting") or {}
     reason = waiting.get("reason")
     if unpulled := waiting_reason(pod):

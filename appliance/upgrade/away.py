@@ -19,6 +19,8 @@ from appliance.upgrade.book import Deployment
 from appliance.upgrade.signed import require_signature
 
 TICK_SECONDS = 2.0
+# The node has no room for it, and nothing serves meanwhile: not waited for as long as a load is.
+PENDING_SECONDS = 300.0
 COMMAND_SECONDS = 300.0
 # Into a folder of its own, on a port of its own: the live one is not touched.
 ASIDE = ("env", "APPLIANCE_STATE_DIR=/tmp/next", "APPLIANCE_AGENT_HOST=127.0.0.1",
@@ -29,7 +31,7 @@ ASIDE = ("env", "APPLIANCE_STATE_DIR=/tmp/next", "APPLIANCE_AGENT_HOST=127.0.0.1
 class Seen:
     """What runs: of which record ("" where it was started by hand), and how it is."""
 
-    state: Literal["stopped", "starting", "ready", "failed"]
+    state: Literal["stopped", "pending", "starting", "ready", "failed"]
     record: str | None = None
     reason: str | None = None
     fix: str | None = None
@@ -122,9 +124,14 @@ class Away:
         if self.serves(deployment):
             return
         self.place.apply(deployment)
-        deadline = time.monotonic() + self.limit_seconds
-        while time.monotonic() < deadline:
+        started = placed = time.monotonic()
+        seen = Seen("starting")
+        while (now := time.monotonic()) - started < self.limit_seconds:
             seen = self.place.look()
+            if seen.state != "pending":
+                placed = now
+            elif now - placed > PENDING_SECONDS:
+                break
             if seen.record == record_of(deployment):
                 if seen.state == "ready":
                     return
@@ -135,7 +142,9 @@ class Away:
                 raise ServeError(f"{deployment.release} does not start: {seen.reason}",
                                  fix=seen.fix)  # fmt: skip
             time.sleep(TICK_SECONDS)
-        raise ServeError(f"{deployment.release} was not ready after {self.limit_seconds:.0f} s")
+        why = f": {seen.reason}" if seen.reason else ""
+        raise ServeError(f"{deployment.release} was not ready after {now - started:.0f} s{why}",
+                         fix=seen.fix)  # fmt: skip
 
     def prove(self, deployment: Deployment) -> None:
         self.place.prove()

@@ -63,8 +63,7 @@ class Helm:
 
     def look(self) -> Seen:
         found = kubernetes.status(self.release)
-        state = {"pending": "starting"}.get(found.state, found.state)
-        return Seen(state, found.record, found.reason, found.fix, found.image_digest)  # type: ignore[arg-type]
+        return Seen(found.state, found.record, found.reason, found.fix, found.image_digest)  # type: ignore[arg-type]
 
     def logs(self, lines: int) -> Iterator[str]:
         yield from kubernetes.logs(self.release, lines)

@@ -35,7 +35,7 @@ if [ "${1:-}" = node ]; then
         -r constraints/cluster-client.txt
     PYTHON=$here/.venv/bin/python image/tests/node.sh start "$folder"
     export KUBECONFIG=$folder/node/kubeconfig PATH=$here/.venv/chart-tools/helm:$PATH
-    PYTHONPATH=$folder/client .venv/bin/pytest -q -s image/tests/test_cluster.py
+    PYTHONPATH=$folder/client .venv/bin/pytest -v -s --durations=0 --durations-min=1 image/tests/test_cluster.py
     exit
 fi
 
@@ -52,4 +52,4 @@ python3 -m pip install --quiet --no-deps --require-hashes --target "$folder/clie
 docker build -q -t local/prometheus --build-arg BASE_IMAGE=local/python:ci \
     - <image/tests/prometheus.Dockerfile
 PROMETHEUS_IMAGE=local/prometheus PYTHONPATH=$folder/client \
-    .venv/bin/pytest -q -s image/tests --ignore image/tests/test_cluster.py --ignore image/tests/test_gpu_image.py
+    .venv/bin/pytest -v -s --durations=0 --durations-min=1 image/tests --ignore image/tests/test_cluster.py --ignore image/tests/test_gpu_image.py

@@ -233,8 +233,8 @@ def plain_hyper_connections() -> None:
 
 def options(a: Any, name: str) -> dict[str, Any]:
     """What vLLM is started with."""
-    from serve_gpu import Case as Placement
-    from serve_gpu import make_plan
+    from served import Case as Placement
+    from served import make_plan
 
     case, folder, cpu = CASES[name], a.work / CASES[name].model, a.device == "cpu"
     chosen: dict[str, Any] = {

@@ -32,7 +32,7 @@ sys.path[:0] = [str(REPO), str(REPO / "kernels"), str(REPO / "tests" / "gpu")]
 
 from environment import descendants, engine_environment, say, write_plugin_metadata  # noqa: E402
 from offload import dense_folder  # noqa: E402
-from serve_gpu import specs  # noqa: E402
+from served import specs  # noqa: E402
 
 SHARE = 0.3
 PORTS = {"host": 8101, "resident": 8102, "vllm-offload": 8103, "vllm-resident": 8104}

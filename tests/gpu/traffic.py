@@ -36,7 +36,7 @@ from made import (  # noqa: E402
 CASES = {"slots-96": Case(96), "slots-64": Case(64)}
 STILL: dict[str, float] = {"promotions_per_row": 0.0}
 # Parts, in the order in which they are measured: what was missing comes first.
-PARTS = ("held-out", "layers", "planned")
+PARTS = ("held-out", "layers", "planned", "steady")  # steady: planned traffic as planned, alone
 
 
 class Engine:
@@ -188,6 +188,8 @@ def measure(a: Any, name: str, topics: Topics) -> None:
         if part == "held-out":
             run.still(a.held_out)
             run.following(a.held_out, (500, 500, 1000, 500))
+        elif part == "steady":
+            run.still(PLANNED)
         elif part == "layers":
             run.still(PLANNED)
             run.layers()
@@ -203,7 +205,7 @@ def main() -> int:
     parser.add_argument("--counts", type=Path, nargs="+", required=True)
     parser.add_argument("--held-out", default="legal")
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=["slots-96"])
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS[:3]))
     parser.add_argument("--streams", type=int, nargs="+", default=[6, 4, 1], help="in this order")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--ep", action="store_true", help="expert parallel over the ranks")

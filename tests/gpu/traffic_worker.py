@@ -106,6 +106,20 @@ class CacheWorker(Worker):
         found, self.rows = self.rows, []
         return found
 
+    def cache_swap_two(self) -> tuple[int, int, int] | None:
+        """A fault: the last rank reads two experts of its second layer each in the other's place.
+        Says (layer, expert, expert); asked again, it is mended."""
+        book, last = state().book, self.parallel_config.world_size - 1
+        if self.rank != last:
+            return None
+        layer = list(book.rows)[1]
+        one, two = book.rows[layer][:2]
+        numbers = book.numbers.cpu()
+        places = list(book.trellises(layer, one)), list(book.trellises(layer, two))
+        numbers[places[0]], numbers[places[1]] = numbers[places[1]], numbers[places[0]]
+        book.numbers.copy_(numbers)
+        return layer, one, two
+
     def cache_held(self) -> list[tuple[int, int]]:
         """(layer, expert) of every filled slot."""
         return sorted(state().arena.held)

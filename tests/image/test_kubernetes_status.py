@@ -4,7 +4,7 @@ import pytest
 
 from appliance.errors import ServeError, UsageError
 from appliance.serve.kubernetes import Release, _sentence, scale
-from appliance.serve.pods import explain
+from appliance.serve.pods import explain, once_pod, refusal
 
 RELEASE = Release("flash", "serving")
 
@@ -81,6 +81,21 @@ def test_a_pod_that_is_going_is_not_the_one_that_counts():
         deployment(), [going, pod(name="new", container={"state": {"running": {}}})], []
     )
     assert (found.pod, found.state) == ("new", "starting")
+
+
+def test_a_pod_that_the_node_does_not_take_says_what_is_short_there():
+    message = "Pod Node didn't have enough resource: cpu, requested: 1000, used: 16000"
+    full = {"spec": {"nodeName": "gpu-7"}, "status": {"phase": "Failed", "message": message}}
+    assert refusal(full) == f"the node gpu-7 does not take the pod: {message}"
+    ran = {**full, "status": {**full["status"], "containerStatuses": [{"restartCount": 0}]}}
+    assert refusal(ran) is None
+
+
+def test_a_look_into_an_image_needs_no_whole_cpu_of_a_node_that_has_given_all_away():
+    container = {"volumeMounts": [], "securityContext": {}}
+    template = {"spec": {"containers": [container], "volumes": []}}
+    made = once_pod(template, "once", "r/a:2", ["appliance"], node="gpu-7", state=False)
+    assert made["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "100m"
 
 
 def test_scaled_to_nothing_is_stopped():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator
 
-from appliance.checkpoint.synth import draw
+from appliance.checkpoint.synth import draw, kinds
 from appliance.checkpoint.synth.parts import Part, dense, exl3, norm, splits_over_two_ranks
 from appliance.checkpoint.synth.spec import SynthSpec
 
@@ -77,10 +77,15 @@ def decoder(
 
 def embedding(spec: SynthSpec) -> Part:
     shape = (spec.vocab_size, spec.hidden_size)
-    return Part("model.embed_tokens.weight", "BF16", shape, draw.normal(math.prod(shape), 1.0))
+    drawn = draw.normal(math.prod(shape), 1.0)
+    values = kinds.embedding(spec) if spec.router == "decided" else drawn
+    return Part("model.embed_tokens.weight", "BF16", shape, values)
 
 
 def router(spec: SynthSpec, name: str) -> Iterator[Part]:
+    if spec.router == "decided":
+        shape = (spec.experts, spec.hidden_size)
+        return iter([Part(f"{name}.weight", "BF16", shape, kinds.router(spec))])
     return dense(name, spec.hidden_size, spec.experts, gain=ROUTER_GAIN)
 
 

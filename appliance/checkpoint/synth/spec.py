@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from appliance.checkpoint.synth import kinds
 from appliance.errors import UsageError
 
 FAMILIES = ("qwen3_moe", "deepseek_v3", "glm4_moe", "mixtral", "deepseek_v41")
@@ -11,6 +12,7 @@ ALL_MOE = ("mixtral", "deepseek_v41")  # families whose every layer has experts
 CODEBOOKS = ("3inst", "mcg", "mul1")
 TABLE_FORMATS = ("int4", "fp8")
 DENSE_FORMATS = ("bf16", "fp8")
+ROUTERS = ("drawn", "decided")
 WHOLE_BITS = frozenset(range(1, 9))
 HALF_BITS = frozenset((1.5, 2.5, 3.5))
 BLOCK = 128  # EXL3 transforms inputs and outputs in blocks of 128 (FACTS section 2)
@@ -26,7 +28,8 @@ class SynthSpec:
     up, down) of every routed expert: 1..8, and 1.5, 2.5, 3.5 with the mul1 codebook. `dense_bits`
     is K of attention, dense MLPs and shared experts, `head_bits` of lm_head. `table_format` is how
     the lookup table of a family that has one is stored; both formats hold the same values.
-    `dense_format` is that of DeepSeek-V4.1's attention and shared expert.
+    `dense_format` is that of DeepSeek-V4.1's attention and shared expert. `router`: "drawn" at
+    random, where near ties are common, or "decided" by the token, as a trained one is (`kinds`).
     Raises UsageError for a model that EXL3 or the family cannot express.
     """
 
@@ -47,6 +50,7 @@ class SynthSpec:
     quantise_head: bool = True
     table_format: str = "int4"
     dense_format: str = "bf16"
+    router: str = "drawn"
     vocab_size: int = 1024
     shards: int = 2
     seed: int = 0
@@ -55,6 +59,8 @@ class SynthSpec:
         _check_words(self)
         _check_counts(self)
         _check_bits(self)
+        if self.router == "decided":
+            kinds.check(self)
 
 
 def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -67,6 +73,7 @@ def _check_words(spec: SynthSpec) -> None:
     _one_of("codebook", spec.codebook, CODEBOOKS)
     _one_of("table_format", spec.table_format, TABLE_FORMATS)
     _one_of("dense_format", spec.dense_format, DENSE_FORMATS)
+    _one_of("router", spec.router, ROUTERS)
 
 
 def _check_counts(spec: SynthSpec) -> None:

@@ -40,6 +40,7 @@ class Row:
     def facts(self) -> Facts:
         home, tokens = "host" if self.host else "device", self.touched // self.top_k
         return {
+            "codebook": self.shape.codebook,
             "hidden": self.shape.hidden,
             "home": home,
             "touched": self.touched,

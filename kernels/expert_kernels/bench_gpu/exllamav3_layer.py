@@ -21,6 +21,7 @@ MOST_TOKENS = 8  # of exl3_moe_coop: its MAX_BSZN
 MOST_SLOTS = 256
 ROWS_AN_EXPERT = 128  # its MOE_FUSED_ROWS
 SILU = 0
+CODEBOOKS = ("mcg", "mul1")  # of exl3_moe, which has no other
 
 
 class UnavailableError(RuntimeError):
@@ -89,9 +90,10 @@ class Layer:
         self, extension: Any, shape: Shape, rows: torch.Tensor, tokens: int, top_k: int
     ) -> None:
         """`rows` int64 [E, 3, 3]: address of trellis, suh, svh of each expert's gate, up, down."""
-        if len(set(shape.bits)) > 1 or shape.codebook != "mcg":
-            raise ValueError(f"one K and codebook mcg for this comparison, not {shape}")
+        if len(set(shape.bits)) > 1 or shape.codebook not in CODEBOOKS:
+            raise ValueError(f"one K and codebook {' or '.join(CODEBOOKS)} here, not {shape}")
         self.extension, self.shape = extension, shape
+        self._codebook = tuple(shape.codebook == name for name in CODEBOOKS)
         # Split as its own build would, and room for parts of k that are asked for by its settings.
         slots = min(MOST_SLOTS, max(MOST_TOKENS * top_k, 4 * tokens * top_k))
         self.tables = tuple(
@@ -119,7 +121,7 @@ class Layer:
         s, k = self.shape, self.shape.bits[0]
         self.extension.exl3_moe_coop(
             *(x, picks.sel, picks.weights, -1, -1, s.hidden, *self.tables, None, None, None),
-            *(k, k, k, True, False, SILU, 0.0, True, *self._coop, None, None),
+            *(k, k, k, *self._codebook, SILU, 0.0, True, *self._coop, None, None),
         )
         return self.rows_out[: len(x)]
 
@@ -128,7 +130,7 @@ class Layer:
 
         `active` experts have picks; -1 is what exllamav3 says of a few rows, to spare a wait.
         """
-        k, codebook = self.shape.bits[0], (True, False) * 3
+        k, codebook = self.shape.bits[0], self._codebook * 3
         self.extension.exl3_moe(
             *(x, self.sum, picks.count, picks.tokens, picks.sorted_weights, *self._moe, SILU),
             *(k, k, k, *self.tables, *codebook, 0.0, active, None, None, 1, ROWS_AN_EXPERT, 16),

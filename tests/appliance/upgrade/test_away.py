@@ -1,12 +1,14 @@
 """The world of containers over a place that keeps notes: what is asked of it, in which order."""
 
 import dataclasses
+import time
 from pathlib import Path
 
 import minisign
 import pytest
 
 from appliance.errors import CheckFailed, ServeError
+from appliance.upgrade import away
 from appliance.upgrade.away import Away, Seen
 from appliance.upgrade.book import Deployment, read_book
 from appliance.upgrade.run import BOOK, Runner
@@ -21,6 +23,7 @@ class Place:
 
     live: Deployment | None
     broken: tuple[str, ...] = ()
+    homeless: tuple[str, ...] = ()
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def served(self) -> Deployment:
@@ -38,6 +41,8 @@ class Place:
         record = self.live.settings.get("APPLIANCE_RECORD", "")
         if self.live.image in self.broken:
             return Seen("failed", record, "it ended 3 times, last with exit code 7")
+        if self.live.image in self.homeless:
+            return Seen("pending", record, "the scheduler: 1 Insufficient cpu", "set resources.cpu")
         return Seen("ready", record, image_digest=DIGESTS[self.live.image])
 
     def inside(self, argv, limit_seconds) -> tuple[int, str]:
@@ -101,6 +106,23 @@ def test_a_container_that_does_not_start_is_replaced_by_the_old_one(tmp_path):
     ended = runner.upgrade(wanted(place, "r/a:2"))
     assert ended.outcome == "undone" and "last with exit code 7" in ended.reason
     assert place.live.release == "1" and place.notes[-1] == "apply 1"
+
+
+@pytest.mark.parametrize("limit", ["PENDING_SECONDS", "load"])
+def test_a_pod_that_finds_no_node_is_not_waited_for_and_the_scheduler_is_quoted(
+    tmp_path, monkeypatch, limit
+):
+    monkeypatch.setattr(away, "TICK_SECONDS", 0.01)
+    if limit == "PENDING_SECONDS":
+        monkeypatch.setattr(away, limit, 0.05)
+    place, runner = deployed(tmp_path)
+    if limit == "load":
+        runner.world.limit_seconds = 0.05
+    place.homeless = ("r/a:2",)
+    began = time.monotonic()
+    ended = runner.upgrade(wanted(place, "r/a:2"))
+    assert ended.outcome == "undone" and place.live.release == "1"
+    assert "the scheduler: 1 Insufficient cpu" in ended.reason and time.monotonic() - began < 4
 
 
 def test_an_image_of_another_digest_than_asked_for_is_refused(tmp_path):
