@@ -5,9 +5,9 @@
 //   unit A   128 columns of gate and of up of one expert, a part of k; the block that brings the last
 //            part adds the parts in order, then silu(gate) * up, * suh of down, rotated (a block of 128
 //            is a block of the rotation): 128 of unit B's inputs
-//   unit B   128 columns of down, a part of k; each warp waits for its own inputs only. The last part
-//            rotates, scales, weighs; the last expert of these 128 columns adds every token's picks in
-//            ascending order of expert
+//   unit B   128 columns of down, a part of k; over the link a warp waits for its own inputs only. The
+//            last part rotates, scales, weighs; the last expert of these 128 columns adds every token's
+//            picks in ascending order of expert
 //
 // Every sum has one order, whoever does it and whenever, so the result's bits depend neither on
 // homes nor on timing. A block may hold the unit it works on and the next one, whose weights come
@@ -126,12 +126,15 @@ struct Layer {
         w.inputs = unit.down ? static_cast<const char*>(c.act)
                              : static_cast<const char*>(c.rotated) + projection * picks * w.pick_bytes;
         w.inputs += 32 * first;
-        const int columns = c.intermediate / 128, from = first / 8;
+        // Over the link a warp begins when its own inputs are there, and no more than the link needs is under way:
+        // a block's other reads wait behind it. From device memory all warps of a block begin together.
+        const bool over_link = unit.entry < r.host_entries;
+        const int columns = c.intermediate / 128, from = over_link ? first / 8 : 0;
+        const int to_column = over_link ? (first + w.tiles + 7) / 8 : columns;
         w.flags = c.control + Control::kAct + unit.entry * columns + from;
-        w.flag_count = unit.down ? (first + w.tiles + 7) / 8 - from : 0;
-        // Over the link no more than it needs: a block's other reads wait behind these. walk() knows the most.
+        w.flag_count = unit.down ? to_column - from : 0;
         const int stage = kWarps * kTiles * 4 * bits8;  // of all warps of a block
-        w.depth = unit.entry < r.host_entries ? max(2, c.link_bytes / (max(1, r.link_blocks) * stage)) : kDeepest;
+        w.depth = over_link ? min(4, max(2, c.link_bytes / (max(1, r.link_blocks) * stage))) : kDeepest;
         ask_for_scales(c, unit, expert, warp);
         w.order = r.order + r.entry_start[unit.entry];
         w.rows = r.entry_rows[unit.entry];
@@ -301,22 +304,21 @@ __global__ void __launch_bounds__(kThreads, 2) routed_layer(const ExpertsDecode 
     const Routing& r = s.routing;
     Trace trace(blockIdx.x);
     trace(c, 1);
-    const Rotation rotation(c);
-    rotate_share(c, rotation);
+    const Rotation<(GROUPS > 1 ? 4 : 2)> rotation(c);
+    rotation.share(c);
     if (threadIdx.x == 0) s.claimed = kUnclaimed;
     route(c, s.routing);
     trace(c, 2);
     if (threadIdx.x == 0) s.first = take(c, r, true);
     __syncthreads();
     Ring ring{memory + (threadIdx.x >> 5) * kRingBytes, 0, kNothing, 0};
-    // Over the link at once; from device memory when the inputs are there, whose reads would else come behind.
-    if (Layer<CODEBOOK, GROUPS>::kAhead && s.first != kNoUnit && (s.first & kHostTicket) != 0) {
+    if (Layer<CODEBOOK, GROUPS>::kAhead && s.first != kNoUnit) {
         Layer<CODEBOOK, GROUPS>::ask_first(c, s, ring);
         trace(c, 3, s.first);
     }
     if (blockIdx.x == gridDim.x - 1) count(c, r);
     // Of a call without entries all wait, so that the last to leave finds all shares done.
-    if (s.first != kNoUnit || r.entries == 0) wait_for_rotation(c, rotation, &s.arrived);
+    if (s.first != kNoUnit || r.entries == 0) rotation.wait(c, &s.arrived);
     int left = kStays;
     for (int ticket = s.first; ticket != kNoUnit;)
         ticket = Layer<CODEBOOK, GROUPS>::run(c, s, ticket, memory, ring, left, trace);

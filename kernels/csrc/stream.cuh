@@ -95,8 +95,9 @@ __device__ __forceinline__ void wait_for_oldest(int depth) {
 // acc[t][g]: columns of tile t (lane>>2, +8 for [2], [3]) by rows 8g + 2*(lane&3) (+1 for [1], [3]).
 // `ready(wait)` is called before inputs are read, after the first weights are on their way. With AHEAD,
 // `next(bits8, &walk)` is called once, when the last of this walk's weights are on their way: it gives
-// the next walk, and those of its first stages come into the slots that become free meanwhile.
-template <int BITS8, int CODEBOOK, int GROUPS, int TILES, bool AHEAD, typename Ready, typename Next>
+// the next walk, and those of its first stages come into the slots that become free meanwhile. SHALLOW:
+// not all of the ring is under way; the number of stages is a number then, which costs 3 % of decoding.
+template <int BITS8, int CODEBOOK, int GROUPS, int TILES, bool AHEAD, bool SHALLOW, typename Ready, typename Next>
 __device__ __forceinline__ void walk(
     const Walk& w, Ring& ring, float (&acc)[TILES][GROUPS][4], const Ready& ready, const Next& next) {
     using Of = Stages<BITS8, GROUPS, TILES>;
@@ -145,7 +146,8 @@ __device__ __forceinline__ void walk(
     int slot = AHEAD ? ring.slot : 0;
     find_inputs(w);
     int asked = AHEAD && ring.ahead != kNothing ? ring.asked : 0;
-    int depth = AHEAD ? max(asked, min(w.depth, kStages)) : kStages;
+    int depth = kStages;
+    if constexpr (SHALLOW) depth = max(asked, min(w.depth, kStages));
     const auto ask_more = [&](int from) {
         for (int s = from; s < depth; ++s)
             if (s < w.tiles) fetch_weights(w, s, Of::slot_of(slot, s));
@@ -153,11 +155,14 @@ __device__ __forceinline__ void walk(
     ask_more(asked);
     if (!AHEAD || ring.ahead != kWeightsAndInputs) {
         asked = 0;
-        if (!ready(!AHEAD)) {
-            const int before = depth;
-            depth = kStages;
-            ask_more(before);
-            ready(true);
+        const bool done = ready(!SHALLOW);
+        if constexpr (SHALLOW) {
+            if (!done) {
+                const int before = depth;
+                depth = kStages;
+                ask_more(before);
+                ready(true);
+            }
         }
     }
     for (int s = asked; s < depth; ++s) {
@@ -169,7 +174,11 @@ __device__ __forceinline__ void walk(
     if (AHEAD && w.tiles < depth) next(0, &following);
     const int groups = (w.rows + 7) >> 3;
     for (int step = 0; step < w.tiles; ++step) {
-        wait_for_oldest<kStages>(depth);
+        if constexpr (SHALLOW) {
+            wait_for_oldest<kStages>(depth);
+        } else {
+            wait_all_but<kStages - 1>();
+        }
         __syncwarp();
         const char* stage = ring.at + slot * kStageBytes;
         if (w.copy != nullptr) store_weights(step, slot);
@@ -187,7 +196,7 @@ __device__ __forceinline__ void walk(
                 if (GROUPS == 1 || g < groups) mma(acc[t][g], a, b[g]);
         }
         __syncwarp();
-        const int left = w.tiles - step - depth, free = Of::slot_of(slot, depth);
+        const int left = w.tiles - step - depth, free = SHALLOW ? Of::slot_of(slot, depth) : slot;
         if (left > 0) {
             fetch_weights(w, step + depth, free);
             fetch_inputs(step + depth, free);
@@ -232,8 +241,15 @@ __device__ __forceinline__ void ask_bits(int bits8, const Walk& w, Ring& ring) {
 template <int CODEBOOK, int GROUPS, int TILES, bool AHEAD, typename Ready, typename Next>
 __device__ __forceinline__ void walk_bits(
     int bits8, const Walk& w, Ring& ring, float (&acc)[TILES][GROUPS][4], const Ready& ready, const Next& next) {
+    if (AHEAD && w.depth < kDeepest) {
 #define EXL3_CASE(B) \
-    case B: walk<B, CODEBOOK, GROUPS, TILES, AHEAD>(w, ring, acc, ready, next); break;
+    case B: walk<B, CODEBOOK, GROUPS, TILES, AHEAD, AHEAD>(w, ring, acc, ready, next); break;
+        EXL3_FOR_BITS(bits8, CODEBOOK, EXL3_CASE)
+#undef EXL3_CASE
+        return;
+    }
+#define EXL3_CASE(B) \
+    case B: walk<B, CODEBOOK, GROUPS, TILES, AHEAD, false>(w, ring, acc, ready, next); break;
     EXL3_FOR_BITS(bits8, CODEBOOK, EXL3_CASE)
 #undef EXL3_CASE
 }

@@ -34,7 +34,7 @@ HOST_BLOCKS = 60
 LINK_PERCENT = 118
 DOWN_PERCENT = 190
 # Under way over the link: 0.1 to 0.2 MB fill it, and a block's other reads wait behind its own.
-LINK_BYTES = 660 << 10
+LINK_BYTES = 800 << 10
 # Parts of k: as many as give every block a unit and none two. us at 5120 x 2304, 1 pick a token,
 # with (14, 6), (10, 4), (8, 4) parts: 36.6, 39.6, 40.7; 2 picks with (7, 3), (8, 3), (5, 3): 49.2,
 # 53.7, 54.0; 7168 x 2048 with (16, 4), (14, 4), (8, 4): 38.7, 40.9, 47.0. Where that leaves a fifth
