@@ -17,7 +17,7 @@ One pod on one GPU node. What cannot work is refused with the value to set.
         --set store.type=hostPath --set store.hostPath=/srv/models
     helm test flash --namespace serving
 
-The install checks the node first and stops there if it is not good enough. Why, and what a pod waits for:
+The install first checks the node and stops there if it is not good enough. What says why:
 
     kubectl -n serving logs job/flash-moe-appliance-preflight
     kubectl -n serving get events --field-selector type=Warning

@@ -71,7 +71,9 @@ def place_at(at: str, chart: Path | None, compose_file: Path, settings: Settings
             raise UsageError(f"compose.yaml has no service {service}", fix=" or ".join(IMAGES))
         file = compose_file.absolute()
         if not file.is_file():
-            raise UsageError(f"there is no {file}", fix="--compose-file, or go to its folder")
+            raise UsageError(
+                f"there is no {file}", fix="go to its folder (upgrades: or --compose-file)"
+            )
         project = inherited.get("COMPOSE_PROJECT_NAME") or _project(file.parent.name)
         return Compose(file, project, service, inherited, settings.drain_seconds)
     namespace, slash, release = name.partition("/")

@@ -147,8 +147,13 @@ def history(at: options.At = None, json: options.Json = False) -> None:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.started))
         why = f": {one.reason}" if one.reason else ""
         render.data(f"{when}  {one.previous.release} -> {one.target.release}  {one.outcome}{why}")
+    if book.running is not None:
+        cut = f"{book.running.previous.release} -> {book.running.target.release}"
+        render.say(f"cut off at {book.running.step}: {cut}; appliance upgrade resume finishes it")
     if book.current is not None:
         render.say(f"serving: {book.current.release} ({book.current.model})")
+    else:
+        render.say("nothing was upgraded here yet")
 
 
 @group.command()

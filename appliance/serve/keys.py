@@ -29,6 +29,8 @@ def first_key(path: Path) -> str:
     """The first key of a key file. Raises ServeError where there is none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise ServeError(f"there is no key file {path}", fix="appliance up makes it") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ServeError(f"cannot read the key file {path}: {error}") from error
     for line in lines:

@@ -104,7 +104,11 @@ def write_book(path: Path, book: Book) -> None:
 @contextmanager
 def only_upgrade(path: Path) -> Iterator[None]:
     """Hold the lock beside the book; the kernel drops it when the process ends, however."""
-    descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    except FileNotFoundError as error:
+        raise UsageError(f"nothing is deployed: there is no {path.parent}",
+                         fix="appliance up first") from error  # fmt: skip
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

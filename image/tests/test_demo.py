@@ -135,8 +135,12 @@ def test_a_frozen_engine_is_found_and_started_again_and_is_ready_in_the_predicte
     asking.wait()
     assert found is not None and found < 60, found
     assert restarted is not None
-    print(f"found after {found:.0f} s, ready {restarted - found:.0f} s later,"
-          f" predicted {state['expected_load_seconds']:.0f} s")  # fmt: skip
+    predicted, took = state["expected_load_seconds"], restarted - found
+    # The prediction is of a machine of its own: what runs beside it takes its share of the cores.
+    shared_by = max(1.0, os.getloadavg()[0] / os.cpu_count())
+    print(f"found after {found:.0f} s, ready {took:.0f} s later, predicted {predicted:.0f} s"
+          f" with a core to itself, {shared_by:.1f} at a core")  # fmt: skip
+    assert took <= predicted * shared_by
     assert ask("/v1/completions", body, key)[0] == 200
 
 

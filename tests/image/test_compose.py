@@ -36,6 +36,12 @@ def test_every_variable_is_documented_and_nothing_else_is():
     assert documented == variables()
 
 
+def test_a_line_of_env_example_can_be_uncommented_as_it_stands():
+    # compose takes what follows an empty value for the value, even behind a #.
+    for line in (REPOSITORY / ".env.example").read_text().splitlines():
+        assert not line or line.startswith("# ") or re.fullmatch(r"#\w+=\S*", line), line
+
+
 def test_a_shell_that_has_read_env_example_can_run_the_cli():
     names = {name for name in variables() if name.startswith(PREFIX)}
     settings = {PREFIX + field.upper() for field in Settings.model_fields}

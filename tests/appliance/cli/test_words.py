@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -14,6 +15,8 @@ from appliance import render
 from appliance.cli import app
 from appliance.errors import CheckFailed
 from appliance.plan.model import load_plan
+from appliance.upgrade.book import Book, Deployment, Upgrade, write_book
+from appliance.upgrade.run import BOOK
 
 
 def test_wrong_usage_is_two_and_says_where_help_is(appliance):
@@ -22,6 +25,23 @@ def test_wrong_usage_is_two_and_says_where_help_is(appliance):
         assert said.code == 2 and said.out == ""
         assert said.err.startswith("error: ") and "--help" in said.err
         assert "Traceback" not in said.err
+
+
+def test_history_says_that_there_is_none_and_what_was_cut_off(appliance, own_state):
+    assert "nothing was upgraded here yet" in appliance("upgrade", "history").err
+    one, two = (Deployment(release=name, model=Path("/m")) for name in ("1", "2"))
+    cut = Upgrade(previous=one, target=two, step="drain", started=0.0)
+    own_state.mkdir()
+    write_book(own_state / BOOK, Book(current=one, running=cut))
+    said = appliance("upgrade", "history").err
+    assert "cut off at drain: 1 -> 2; appliance upgrade resume finishes it" in said
+    assert "serving: 1 (/m)" in said
+
+
+def test_commands_where_nothing_ever_ran_say_what_comes_first(appliance):
+    for words in (["upgrade", "resume"], ["canary"]):
+        said = appliance(*words)
+        assert said.code in (1, 2) and "appliance up" in said.err and "Errno" not in said.err
 
 
 def test_an_unknown_variable_is_refused_with_the_nearest_one(appliance, monkeypatch):

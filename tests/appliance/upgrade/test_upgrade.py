@@ -161,6 +161,12 @@ def test_without_an_earlier_deployment_there_is_no_rollback(tmp_path):
         deploy(tmp_path).rollback()
 
 
+def test_where_nothing_was_ever_deployed_one_sentence_says_so(tmp_path):
+    with pytest.raises(UsageError, match=r"nothing is deployed: there is no .*/never") as caught:
+        Runner(FileWorld(tmp_path), tmp_path / "never").resume()
+    assert caught.value.fix == "appliance up first"
+
+
 def test_a_second_upgrade_at_the_same_time_is_refused(tmp_path):
     deploy(tmp_path)
     refused = []
