@@ -28,12 +28,15 @@ DENSE_ROWS = 768
 BLOCK = 128  # columns of a unit, and the rotation's block
 # Some 60 blocks share the link, so many that one expert's units are whole rounds of them: 1 of
 # 7168 x 2048, in 64 units of gate and up, takes 343 us with 48 blocks and 335 with 64; of 5120 x
-# 2304, in 252, 273 and with 64 271. Where the device's experts take as long, host experts get the
-# blocks that are their share of the decoding and a few more: these also wait.
+# 2304, in 252, 273 and with 64 271.
 HOST_BLOCKS = 60
-LINK_PERCENT = 118
-DOWN_PERCENT = 190
-# Under way over the link: 0.1 to 0.2 MB fill it, and a block's other reads wait behind its own.
+# Where the device's experts take as long, host experts get little more than their share of the
+# blocks, and more for down, in whole rounds too: 24 touched, 1 on the host take 292 us with 12 and
+# then 20 blocks, 301 with 12, 305 with 14, 297 with 20, 295 with 13 and 20, 296 with 13 and 22.
+LINK_PERCENT = 108
+DOWN_PERCENT = 178
+# Under way over the link: 0.1 to 0.2 MB fill it, and a block's other reads wait behind its own. 1 of
+# 5120 x 2304 with 2, 3, 4, 6, 8 stages a warp: 272, 270, 270, 272, 277 us.
 LINK_BYTES = 800 << 10
 # Parts of k: as many as give every block a unit and none two. us at 5120 x 2304, 1 pick a token,
 # with (14, 6), (10, 4), (8, 4) parts: 36.6, 39.6, 40.7; 2 picks with (7, 3), (8, 3), (5, 3): 49.2,
