@@ -173,13 +173,13 @@ def _layer_seconds(
         of_all.append(sum(waiting) / max(1e-9, sum(read)))
     alone = max(d for d, _ in seen.values())
     if not demand.expert_parallel:
-        return alone, slowest(draws, _in_common(read, {cold for _, cold in seen}))
+        return alone, slowest(draws, in_common(read, {cold for _, cold in seen}))
     # Picks of one rank are not another's: the more of a step's picks wait, the more so.
     share = sum(of_all) / len(of_all)
     return alone, slowest(draws, -share / (1 - share) if share < 0.5 else -1.0)
 
 
-def _in_common(read: Sequence[float], colds: Collection[tuple[int, ...]]) -> float:
+def in_common(read: Sequence[float], colds: Collection[tuple[int, ...]]) -> float:
     """Correlation of what two ranks of a tensor-parallel plan read of one layer: the same picks,
     but of the experts that each has on its host. 1 where all have the same ones there."""
 
