@@ -35,8 +35,8 @@ HOST_BLOCKS = 60
 # then 20 blocks, 301 with 12, 305 with 14, 297 with 20, 295 with 13 and 20, 296 with 13 and 22.
 LINK_PERCENT = 108
 DOWN_PERCENT = 178
-# Under way over the link: 0.1 to 0.2 MB fill it, and a block's other reads wait behind its own. 1 of
-# 5120 x 2304 with 2, 3, 4, 6, 8 stages a warp: 272, 270, 270, 272, 277 us.
+# Under way over the link: 0.1 to 0.2 MB fill it, and a block's other reads wait behind its own. One
+# of 5120 x 2304 with 2, 3, 4, 6, 8 stages a warp: 272, 270, 270, 272, 277 us.
 LINK_BYTES = 800 << 10
 # Parts of k: as many as give every block a unit and none two. us at 5120 x 2304, 1 pick a token,
 # with (14, 6), (10, 4), (8, 4) parts: 36.6, 39.6, 40.7; 2 picks with (7, 3), (8, 3), (5, 3): 49.2,
