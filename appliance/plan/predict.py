@@ -21,8 +21,8 @@ STREAMS = (1, 2, 4, 6, 8)
 DENSE_RATE = (0.5, 0.7, 0.9)
 # Seconds a layer spends on launches, small kernels and, over ranks, two all-reduces:
 LAYER_SECONDS = (20e-6, 32e-6, 80e-6)
-# No step is shorter: what the engine's processes do between two steps, on one rank (three layers on
-# an H200: 1.7 ms) and over several (four layers on two: 2.1 to 2.7). Another processor may take more.
+# No step is shorter: what the engine's processes do between two steps, on one rank (three layers
+# on an H200: 1.7 ms) and over several (four on two: 2.1 to 2.7). Another processor may take more.
 LEAST_STEP_SECONDS = (1.2e-3, 1.7e-3, 3e-3)
 LEAST_STEP_SECONDS_OVER_RANKS = (1.5e-3, 2.4e-3, 3.6e-3)
 # EXL3 matrices beside the experts are bound by their decoding: one launch for those that share
