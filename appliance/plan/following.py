@@ -14,6 +14,7 @@ from appliance.plan.model import CacheRules
 
 # A weight this large is folded back into the counts, long before floats lose digits.
 _FOLD = 1e30
+_MOST_HALVINGS = 900.0  # of a step: after so many nothing is left, and floats end at 2 ** 1024
 # Asked after every step, chance alone may answer once in ten thousand times (Bernstein's bound,
 # which also holds for the few picks of the first rows).
 _DOUBT = math.log(1e4)
@@ -125,7 +126,7 @@ class Following:
         """Close a step of `rows` rows: the swaps made here because of it."""
         self._budget = with_income(self._budget, self.rules, rows)
         out = self._spend() if self._budget >= 1.0 and self._plan_is_broken() else []
-        self._weight *= 2.0 ** (rows / self.rules.half_life_rows)
+        self._weight *= 2.0 ** min(rows / self.rules.half_life_rows, _MOST_HALVINGS)
         if self._weight > _FOLD:
             self._fold()
         return out

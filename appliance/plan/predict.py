@@ -21,10 +21,10 @@ STREAMS = (1, 2, 4, 6, 8)
 DENSE_RATE = (0.5, 0.7, 0.9)
 # Seconds a layer spends on launches, small kernels and, over ranks, two all-reduces:
 LAYER_SECONDS = (20e-6, 32e-6, 80e-6)
-# No step is shorter: what the engine's processes do between two steps, on one rank (three layers on
-# an H200: 1.7 ms) and over several (four layers on two: 2.1). Another processor may take more.
+# No step is shorter: what the engine's processes do between two steps, on one rank (three layers
+# on an H200: 1.7 ms) and over several (four on two: 2.1 to 2.7). Another processor may take more.
 LEAST_STEP_SECONDS = (1.2e-3, 1.7e-3, 3e-3)
-LEAST_STEP_SECONDS_OVER_RANKS = (1.5e-3, 2.1e-3, 3.6e-3)
+LEAST_STEP_SECONDS_OVER_RANKS = (1.5e-3, 2.4e-3, 3.6e-3)
 # EXL3 matrices beside the experts are bound by their decoding: one launch for those that share
 # inputs (two of attention's four). Fitted to 21 to 168 M weights on an H200 (h200-data-plane.md).
 LINEAR_WEIGHTS_PER_SECOND = 3.4e12
@@ -173,13 +173,13 @@ def _layer_seconds(
         of_all.append(sum(waiting) / max(1e-9, sum(read)))
     alone = max(d for d, _ in seen.values())
     if not demand.expert_parallel:
-        return alone, slowest(draws, _in_common(read, {cold for _, cold in seen}))
+        return alone, slowest(draws, in_common(read, {cold for _, cold in seen}))
     # Picks of one rank are not another's: the more of a step's picks wait, the more so.
     share = sum(of_all) / len(of_all)
     return alone, slowest(draws, -share / (1 - share) if share < 0.5 else -1.0)
 
 
-def _in_common(read: Sequence[float], colds: Collection[tuple[int, ...]]) -> float:
+def in_common(read: Sequence[float], colds: Collection[tuple[int, ...]]) -> float:
     """Correlation of what two ranks of a tensor-parallel plan read of one layer: the same picks,
     but of the experts that each has on its host. 1 where all have the same ones there."""
 

@@ -18,10 +18,14 @@ __device__ __forceinline__ void let_the_next_kernel_start() {
 #endif
 }
 
-// With `early_start` it starts while the kernel before it runs: it waits for that itself, where it must.
+// With `shared_bytes` of dynamic shared memory. With `early_start` it starts while the kernel before it runs: it waits for that itself, where it must.
 template <typename Kernel, typename Call>
 int launch_kernel(
     Kernel kernel, dim3 grid, int shared_bytes, bool early_start, const Call& c, cudaStream_t stream) {
+    if (shared_bytes > 0)
+        if (const cudaError_t e =
+                cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes))
+            return e;
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;

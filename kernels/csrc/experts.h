@@ -8,7 +8,7 @@ extern "C" {
 #endif
 
 // Changes whenever a struct or a function here does; expert_kernels.cuda checks it at load.
-#define EXPERTS_ABI 9
+#define EXPERTS_ABI 10
 
 enum { EXPERTS_FLOAT32 = 0, EXPERTS_FLOAT16 = 1, EXPERTS_BFLOAT16 = 2 };
 
@@ -29,7 +29,7 @@ typedef struct {
     int64_t* picks;              // [experts] counted up, or null
     int64_t* reads;              // [2]: bytes read from host homes, picks of an expert not here; or null
     int64_t* fill;               // [experts] where a touched expert is also stored, 0: nowhere; or null
-    int64_t* trace;              // [blocks + 1][EXPERTS_TRACE][3], zero: when a block did what; or null
+    int64_t* trace;              // [blocks][EXPERTS_TRACE][3], zero: when a block did what; or null
     int32_t ids_are_64;
     int32_t dtype;
     int32_t tokens, top_k, experts, hidden, intermediate;
@@ -39,18 +39,17 @@ typedef struct {
     int32_t groups;              // 8 rows each: 1, 2, 4 or 8; an expert with more rows is read again
     int32_t blocks;              // thread blocks of the main kernel
     int32_t host_blocks;         // of them, those that take host experts at all: at least one
-    int32_t link_percent;        // of the blocks that are host entries' share, so many look for these first
+    int32_t link_percent;        // of the blocks that are host entries' share, so many look for these first,
+    int32_t down_percent;        // and so many when all of their gate and up is taken
+    int32_t link_bytes;          // under way over the link in all, or as many as there are stages for
     int32_t ring_bytes;          // of a warp, as stream.cuh has it for the device's architecture
     int32_t weight_on_input;
-    int32_t overlap;             // 1: start reading weights while the inputs are being rotated;
-                                 // 2: start rotating while the kernel before the call ends
     float swiglu_limit;          // <= 0: none
 } ExpertsDecode;
 
 // Records of a block's trace: globaltimer in ns, clocks of its multiprocessor, and what << 32 | the
 // unit's ticket: 1 the block began, 2 it knows the routing, 3 weights asked for, 4 inputs here, 5 the
-// first warp's products done, 6 the unit done, 7 the block has none left, 8 the last block ends. The last row is the
-// rotation's first block: 1 it began, 7 it ends.
+// first warp's products done, 6 the unit done, 7 the block ends.
 enum { EXPERTS_TRACE = 64 };
 
 // A group of picks of one routed layer, sorted by expert, around matrix products that others do.

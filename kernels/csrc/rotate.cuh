@@ -34,11 +34,14 @@ __device__ __forceinline__ uint32_t pack(float a, float b) {
     return reinterpret_cast<const uint32_t&>(two);
 }
 
-// Four consecutive halves, 8-byte aligned.
-__device__ __forceinline__ void load4(const __half* from, float (&v)[4]) {
-    const uint2 bits = *reinterpret_cast<const uint2*>(from);
+__device__ __forceinline__ void unpack4(uint2 bits, float (&v)[4]) {
     const float2 a = unpack(bits.x), b = unpack(bits.y);
     v[0] = a.x, v[1] = a.y, v[2] = b.x, v[3] = b.y;
+}
+
+// Four consecutive halves, 8-byte aligned.
+__device__ __forceinline__ void load4(const __half* from, float (&v)[4]) {
+    unpack4(*reinterpret_cast<const uint2*>(from), v);
 }
 
 __device__ __forceinline__ void load4(const void* base, int64_t at, int dtype, float (&v)[4]) {

@@ -12,12 +12,21 @@ constexpr int kThreads = 256;
 constexpr uint16_t kNobody = 0xFFFF;  // order of a pick of another rank's expert
 constexpr uint16_t kNotHere = 0xFFFE;  // of an expert with no address, or no such row
 
+// Units of one home: in all, tickets that blocks have by their place, and the first of these blocks.
+struct Queue {
+    int32_t units, before, first;
+};
+
 struct Routing {
     int32_t expert_state[kMaxExperts];  // host << 16 | picks, then first position
     uint16_t rank[kMaxPicks];           // of a pick among its expert's, or kNobody, kNotHere
     uint16_t order[kMaxPicks];          // picks sorted by entry
     uint16_t entry_expert[kMaxPicks], entry_start[kMaxPicks], entry_rows[kMaxPicks];
     int32_t entries, host_entries;
+    int32_t host_gate_up;  // units of host entries' gate and up
+    Queue queue[2];        // the host's and the device's
+    int32_t link_blocks;  // blocks that look for host entries first
+    int32_t down_blocks;  // and that do when all of these entries' gate and up is taken
     int32_t not_here;
 };
 
@@ -33,14 +42,67 @@ __device__ __forceinline__ Home home_of(const ExpertsDecode& c, int64_t id) {
     const int64_t* row = c.table + 9 * id;
     bool here = true;
 #pragma unroll
-    for (int i = 0; i < 9; ++i) here = here && row[i] != 0;
+    for (int i = 0; i < 9; ++i) here &= row[i] != 0;  // all read at once: none waits for the one before
     const uint64_t at = static_cast<uint64_t>(row[0]);
     return !here ? kNowhere : at >= c.host_begin && at < c.host_end ? kOnHost : kOnDevice;
+}
+
+// One thread, when the entries are known.
+__device__ inline void share_blocks(const ExpertsDecode& c, Routing& r, int entries, int host_entries) {
+    // An entry costs the same to decode wherever it is, so host entries get their share of the blocks, as
+    // long as that is not more than share the link best.
+    const int blocks = gridDim.x, all = max(1, 100 * entries);
+    const auto share = [&](int percent) {
+        return min((blocks * percent * host_entries + all - 1) / all, min(c.host_blocks, blocks));
+    };
+    const int gate_up = c.intermediate / 128 * c.split_a, units = gate_up + c.hidden / 128 * c.split_b;
+    r.entries = entries, r.host_entries = host_entries;
+    r.link_blocks = share(c.link_percent);
+    r.down_blocks = share(c.down_percent);
+    r.host_gate_up = host_entries * gate_up;
+    r.queue[0] = {host_entries * units, r.link_blocks, 0};
+    r.queue[1] = {(entries - host_entries) * units, blocks - r.link_blocks, r.link_blocks};
+}
+
+// At most 32 picks: a lane each, no pass over all experts. The first warp.
+__device__ inline void route_few(const ExpertsDecode& c, Routing& r) {
+    const int lane = threadIdx.x, picks = c.tokens * c.top_k, rows = 8 * c.groups;
+    const int64_t id = lane < picks ? id_at(c, lane) : -1;
+    const Home home = home_of(c, id);
+    const bool here = home != kNowhere;
+    const int key = here ? (home == kOnHost ? 0 : kMaxExperts) + static_cast<int>(id) : 2 * kMaxExperts + lane;
+    const uint32_t same = __match_any_sync(0xFFFFFFFFu, key);
+    const int count = __popc(same), before = __popc(same & ((1u << lane) - 1u));
+    const int chunks = here && before == 0 ? (count + rows - 1) / rows : 0;  // entries of this lane
+    int entry = 0, start = 0;
+    for (int i = 0; i < picks; ++i) {
+        const int other = __shfl_sync(0xFFFFFFFFu, key, i), its_chunks = __shfl_sync(0xFFFFFFFFu, chunks, i);
+        if (other < key) entry += its_chunks, ++start;
+    }
+    for (int i = 0; i < chunks; ++i) {
+        r.entry_expert[entry + i] = static_cast<uint16_t>(id);
+        r.entry_start[entry + i] = static_cast<uint16_t>(start + rows * i);
+        r.entry_rows[entry + i] = static_cast<uint16_t>(min(rows, count - rows * i));
+    }
+    if (here) r.order[start + before] = static_cast<uint16_t>(lane);
+    if (lane < picks) r.rank[lane] = here ? before : id == -1 ? kNobody : kNotHere;
+    const int entries = __reduce_add_sync(0xFFFFFFFFu, chunks);
+    const int host_entries = __reduce_add_sync(0xFFFFFFFFu, home == kOnHost ? chunks : 0);
+    const int not_here = __popc(__ballot_sync(0xFFFFFFFFu, !here && id != -1));
+    if (lane == 0) {
+        share_blocks(c, r, entries, host_entries);
+        r.not_here = not_here;
+    }
 }
 
 // Called by all kThreads threads of a block; ends with a barrier.
 __device__ inline void route(const ExpertsDecode& c, Routing& r) {
     const int picks = c.tokens * c.top_k, thread = threadIdx.x, lane = thread & 31;
+    if (picks <= 32) {
+        if (thread < 32) route_few(c, r);
+        __syncthreads();
+        return;
+    }
     for (int e = thread; e < c.experts; e += kThreads) r.expert_state[e] = 0;
     // The slow reads first, by everybody: rank says for now whether the expert is here, entry_rows
     // whether on the host.
@@ -69,7 +131,7 @@ __device__ inline void route(const ExpertsDecode& c, Routing& r) {
     // The same warp goes on: it alone has read entry_rows, and writes it anew.
     if (thread < 32) {
         const int rows = 8 * c.groups;
-        int entries = 0, start = 0;
+        int entries = 0, host_entries = 0, start = 0;
         for (int host = 1; host >= 0; --host) {
             for (int base = 0; base < c.experts; base += 32) {
                 const int e = base + lane;
@@ -97,9 +159,12 @@ __device__ inline void route(const ExpertsDecode& c, Routing& r) {
                 entries += __shfl_sync(0xFFFFFFFFu, chunk_sum, 31);
                 start += __shfl_sync(0xFFFFFFFFu, count_sum, 31);
             }
-            if (host && lane == 0) r.host_entries = entries;
+            if (host) host_entries = entries;
         }
-        if (lane == 0) r.entries = entries, r.not_here = 0;
+        if (lane == 0) {
+            share_blocks(c, r, entries, host_entries);
+            r.not_here = 0;
+        }
     }
     __syncthreads();
     for (int p = thread; p < picks; p += kThreads) {

@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads, GROUPS == 1 ? 3 : 2) linear_rows(con
     extern __shared__ __align__(128) char memory[];
     __shared__ uint16_t order[8 * GROUPS];
     __shared__ int arrived;
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, part = blockIdx.x % c.split;
+    const int warp = threadIdx.x >> 5, part = blockIdx.x % c.split;
     const int column = blockIdx.x / c.split;  // of all matrices' blocks of 128
     int which = 0, block = column;
     for (; block >= c.matrix[which].n / 128; ++which) block -= c.matrix[which].n / 128;
@@ -75,20 +75,18 @@ __global__ void __launch_bounds__(kThreads, GROUPS == 1 ? 3 : 2) linear_rows(con
         w.inputs = static_cast<const char*>(c.rotated) + which * c.rows * w.pick_bytes + 32 * first;
         w.order = order;
         w.rows = c.rows;
-        Ring ring{memory + warp * kRingBytes, 0, kNothing};
+        Ring ring{memory + warp * kRingBytes, 0, kNothing, 0};
         walk_bits<CODEBOOK, GROUPS, Of::kTiles, false>(
-            m.bits8, w, ring, acc, wait_for_earlier_kernels, [](int, const Walk**) { return kNothing; });
+            m.bits8, w, ring, acc,
+            [](bool) {
+                wait_for_earlier_kernels();
+                return true;
+            },
+            [](int, const Walk**) { return kNothing; });
     }
     __syncthreads();  // the rings become the result
     auto* result = reinterpret_cast<float*>(memory);
-    float* to = result + warp / Of::kAcross * Of::kStride + 16 * Of::kTiles * (warp % Of::kAcross);
-#pragma unroll
-    for (int t = 0; t < Of::kTiles; ++t)
-#pragma unroll
-        for (int g = 0; g < GROUPS; ++g)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                to[(8 * g + 2 * (lane & 3) + (i & 1)) * kPad + 16 * t + (lane >> 2) + 8 * (i >> 1)] = acc[t][g][i];
+    put_products(result + warp / Of::kAcross * Of::kStride + 16 * Of::kTiles * (warp % Of::kAcross), acc);
     __syncthreads();
     float* partial = c.partial + static_cast<int64_t>(column) * c.split * 128;
     const int64_t row_stride = static_cast<int64_t>(c.blocks) * c.split * 128;
@@ -115,11 +113,8 @@ template <int CODEBOOK, int GROUPS>
 int launch_rows(const ExpertsLinear& c, cudaStream_t stream) {
     const dim3 grid((c.k / 128 + kWarps - 1) / kWarps, c.rows, c.count);
     if (const int e = launch_kernel(rotate_rows, grid, 0, false, c, stream)) return e;
-    const auto kernel = linear_rows<CODEBOOK, GROUPS>;
     const int bytes = Rows<CODEBOOK, GROUPS>::shared_bytes(c.ring_bytes);
-    if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
-        return e;
-    return launch_kernel(kernel, dim3(c.blocks * c.split), bytes, true, c, stream);
+    return launch_kernel(linear_rows<CODEBOOK, GROUPS>, dim3(c.blocks * c.split), bytes, true, c, stream);
 }
 
 template <int CODEBOOK>

@@ -16,12 +16,17 @@ constexpr int kRingBytes = 6144;
 constexpr int kRingBytes = 8192;
 #endif
 
+constexpr int kDeepest = 8;  // stages
+
 // What a warp reads: `tiles` steps of k from the first, its columns, and the rows' fragments.
 struct Walk {
     const char* weights;  // first tile of the first step
     char* copy;           // where these bytes are also stored, at the same distances; or null
     int64_t step_bytes;   // from one step of 16 k to the next: a whole row of tiles
     int tiles;
+    int depth;            // stages under way at once, at most kDeepest; all of the ring while inputs are awaited
+    const int32_t* flags;  // set when the inputs of 128 k are there, of those that this walk reads
+    int flag_count;
     const char* inputs;   // fp16 [pick][k], fragment order, at the first step
     int64_t pick_bytes;
     const uint16_t* order;  // of the rows' picks, in shared memory
@@ -34,20 +39,70 @@ struct Ring {
     char* at;
     int slot;
     Ahead ahead;
+    int asked;  // stages of the next walk, unless kNothing
 };
 
+// A ring's stages for one format: weights, then the rows' inputs.
+template <int BITS8, int GROUPS, int TILES>
+struct Stages {
+    static constexpr int kWeightBytes = TILES * Lane<BITS8>::kTileBytes;
+    static constexpr int kStageBytes = kWeightBytes + 256 * GROUPS;
+    static constexpr int kStages = kRingBytes / kStageBytes < kDeepest ? kRingBytes / kStageBytes : kDeepest;
+    static_assert(kStages >= 2, "the ring is too small for this format");
+    static constexpr int kWeightChunks = (kWeightBytes / 16 + 31) / 32;
+
+    static __device__ __forceinline__ int slot_of(int slot, int further) {
+        const int at = slot + further;
+        return at >= kStages ? at - kStages : at;
+    }
+
+    static __device__ __forceinline__ void fetch_weights(const Walk& of, uint32_t ring_at, int step, int slot) {
+        const char* from = of.weights + step * of.step_bytes;
+#pragma unroll
+        for (int i = 0; i < kWeightChunks; ++i) {
+            const int at = 16 * ((threadIdx.x & 31) + 32 * i);
+            if (at < kWeightBytes) copy16(ring_at + slot * kStageBytes + at, from + at, 16);
+        }
+    }
+};
+
+// The first weights of a walk into an empty ring.
+template <int BITS8, int GROUPS, int TILES>
+__device__ __forceinline__ void ask(const Walk& w, Ring& ring) {
+    using Of = Stages<BITS8, GROUPS, TILES>;
+    const uint32_t ring_at = static_cast<uint32_t>(__cvta_generic_to_shared(ring.at));
+    ring.ahead = kWeights;
+    ring.asked = min(w.depth, Of::kStages);
+    for (int s = 0; s < ring.asked; ++s)
+        if (s < w.tiles) Of::fetch_weights(w, ring_at, s, s);
+}
+
+// Until the oldest of `depth` groups of copies, at most MOST, has come.
+template <int MOST>
+__device__ __forceinline__ void wait_for_oldest(int depth) {
+    if (depth >= MOST) return wait_all_but<MOST - 1>();
+    switch (depth) {
+        case 7: return wait_all_but<6>();
+        case 6: return wait_all_but<5>();
+        case 5: return wait_all_but<4>();
+        case 4: return wait_all_but<3>();
+        case 3: return wait_all_but<2>();
+        case 2: return wait_all_but<1>();
+        default: return wait_all_but<0>();
+    }
+}
+
 // acc[t][g]: columns of tile t (lane>>2, +8 for [2], [3]) by rows 8g + 2*(lane&3) (+1 for [1], [3]).
-// `ready` is called before inputs are read, after the first weights are on their way. With AHEAD,
+// `ready(wait)` is called before inputs are read, after the first weights are on their way. With AHEAD,
 // `next(bits8, &walk)` is called once, when the last of this walk's weights are on their way: it gives
-// the next walk, and those of its first stages come into the slots that become free meanwhile.
-template <int BITS8, int CODEBOOK, int GROUPS, int TILES, bool AHEAD, typename Ready, typename Next>
+// the next walk, and those of its first stages come into the slots that become free meanwhile. SHALLOW:
+// not all of the ring is under way; the number of stages is a number then, which costs 3 % of decoding.
+template <int BITS8, int CODEBOOK, int GROUPS, int TILES, bool AHEAD, bool SHALLOW, typename Ready, typename Next>
 __device__ __forceinline__ void walk(
     const Walk& w, Ring& ring, float (&acc)[TILES][GROUPS][4], const Ready& ready, const Next& next) {
-    constexpr int kWeightBytes = TILES * Lane<BITS8>::kTileBytes;
-    constexpr int kStageBytes = kWeightBytes + 256 * GROUPS;
-    constexpr int kStages = kRingBytes / kStageBytes < 8 ? kRingBytes / kStageBytes : 8;
-    static_assert(kStages >= 2, "the ring is too small for this format");
-    constexpr int kWeightChunks = (kWeightBytes / 16 + 31) / 32;
+    using Of = Stages<BITS8, GROUPS, TILES>;
+    constexpr int kWeightBytes = Of::kWeightBytes, kWeightChunks = Of::kWeightChunks;
+    constexpr int kStageBytes = Of::kStageBytes, kStages = Of::kStages;
     constexpr int kInputChunks = (16 * GROUPS + 31) / 32;
     const int lane_index = threadIdx.x & 31;
     const Lane<BITS8> lane(lane_index);
@@ -65,12 +120,7 @@ __device__ __forceinline__ void walk(
         }
     };
     const auto fetch_weights = [&](const Walk& of, int step, int slot) {
-        const char* from = of.weights + step * of.step_bytes;
-#pragma unroll
-        for (int i = 0; i < kWeightChunks; ++i) {
-            const int at = 16 * (lane_index + 32 * i);
-            if (at < kWeightBytes) copy16(ring_at + slot * kStageBytes + at, from + at, 16);
-        }
+        Of::fetch_weights(of, ring_at, step, slot);
     };
     // From the stage, so that no byte is read a second time.
     const auto store_weights = [&](int step, int slot) {
@@ -93,26 +143,42 @@ __device__ __forceinline__ void walk(
                        input_row[i] ? 16 : 0);
         }
     };
-    const auto after = [](int slot) { return slot + 1 == kStages ? 0 : slot + 1; };
     int slot = AHEAD ? ring.slot : 0;
     find_inputs(w);
-    if (!AHEAD || ring.ahead == kNothing) {
-        for (int s = 0, at = slot; s < kStages; ++s, at = after(at))
-            if (s < w.tiles) fetch_weights(w, s, at);
-    }
+    int asked = AHEAD && ring.ahead != kNothing ? ring.asked : 0;
+    int depth = kStages;
+    if constexpr (SHALLOW) depth = max(asked, min(w.depth, kStages));
+    const auto ask_more = [&](int from) {
+        for (int s = from; s < depth; ++s)
+            if (s < w.tiles) fetch_weights(w, s, Of::slot_of(slot, s));
+    };
+    ask_more(asked);
     if (!AHEAD || ring.ahead != kWeightsAndInputs) {
-        ready();
-        for (int s = 0, at = slot; s < kStages; ++s, at = after(at)) {
-            if (s < w.tiles) fetch_inputs(s, at);
-            commit();
+        asked = 0;
+        const bool done = ready(!SHALLOW);
+        if constexpr (SHALLOW) {
+            if (!done) {
+                const int before = depth;
+                depth = kStages;
+                ask_more(before);
+                ready(true);
+            }
         }
+    }
+    for (int s = asked; s < depth; ++s) {
+        if (s < w.tiles) fetch_inputs(s, Of::slot_of(slot, s));
+        commit();
     }
     const Walk* following = nullptr;
     Ahead ahead = kNothing;
-    if (AHEAD && w.tiles < kStages) next(0, &following);
+    if (AHEAD && w.tiles < depth) next(0, &following);
     const int groups = (w.rows + 7) >> 3;
     for (int step = 0; step < w.tiles; ++step) {
-        wait_all_but<kStages - 1>();
+        if constexpr (SHALLOW) {
+            wait_for_oldest<kStages>(depth);
+        } else {
+            wait_all_but<kStages - 1>();
+        }
         __syncwarp();
         const char* stage = ring.at + slot * kStageBytes;
         if (w.copy != nullptr) store_weights(step, slot);
@@ -130,45 +196,63 @@ __device__ __forceinline__ void walk(
                 if (GROUPS == 1 || g < groups) mma(acc[t][g], a, b[g]);
         }
         __syncwarp();
-        const int left = w.tiles - step - kStages;
+        const int left = w.tiles - step - depth, free = SHALLOW ? Of::slot_of(slot, depth) : slot;
         if (left > 0) {
-            fetch_weights(w, step + kStages, slot);
-            fetch_inputs(step + kStages, slot);
+            fetch_weights(w, step + depth, free);
+            fetch_inputs(step + depth, free);
         } else if constexpr (AHEAD) {
             if (left == 0) {
                 ahead = next(BITS8, &following);
-                // A walk shorter than the ring would not fill it: then every slot starts anew.
-                if (ahead != kNothing && following->tiles < kStages) ahead = kNothing;
+                // A walk shorter than what is under way: then every slot starts anew.
+                if (ahead != kNothing && following->tiles < depth) ahead = kNothing;
                 if (ahead == kWeightsAndInputs) find_inputs(*following);
             }
-            if (ahead != kNothing) fetch_weights(*following, -left, slot);
-            if (ahead == kWeightsAndInputs) fetch_inputs(-left, slot);
+            if (ahead != kNothing) fetch_weights(*following, -left, free);
+            if (ahead == kWeightsAndInputs) fetch_inputs(-left, free);
         }
         commit();
-        slot = after(slot);
+        slot = Of::slot_of(slot, 1);
     }
     if constexpr (AHEAD) {
         ring.slot = ahead == kNothing ? 0 : slot;
         ring.ahead = ahead;
+        ring.asked = depth;
     } else {
         wait_all_but<0>();
     }
 }
 
+// `DO(B)` for the BITS8 that is bits8.
+#define EXL3_FOR_BITS(bits8, CODEBOOK, DO)                                            \
+    switch (bits8) {                                                                  \
+        DO(8) DO(16) DO(24) DO(32) DO(40) DO(48) DO(56) DO(64)                        \
+        default:                                                                      \
+            if constexpr (CODEBOOK == kMul1) switch (bits8) { DO(12) DO(20) DO(28) }  \
+    }
+
+template <int CODEBOOK, int GROUPS, int TILES>
+__device__ __forceinline__ void ask_bits(int bits8, const Walk& w, Ring& ring) {
+#define EXL3_CASE(B) \
+    case B: ask<B, GROUPS, TILES>(w, ring); break;
+    EXL3_FOR_BITS(bits8, CODEBOOK, EXL3_CASE)
+#undef EXL3_CASE
+}
+
 template <int CODEBOOK, int GROUPS, int TILES, bool AHEAD, typename Ready, typename Next>
 __device__ __forceinline__ void walk_bits(
     int bits8, const Walk& w, Ring& ring, float (&acc)[TILES][GROUPS][4], const Ready& ready, const Next& next) {
-    switch (bits8) {
+    if (AHEAD && w.depth < kDeepest) {
 #define EXL3_CASE(B) \
-    case B: walk<B, CODEBOOK, GROUPS, TILES, AHEAD>(w, ring, acc, ready, next); break;
-        EXL3_CASE(8) EXL3_CASE(16) EXL3_CASE(24) EXL3_CASE(32)
-        EXL3_CASE(40) EXL3_CASE(48) EXL3_CASE(56) EXL3_CASE(64)
-        default:
-            if constexpr (CODEBOOK == kMul1) {
-                switch (bits8) { EXL3_CASE(12) EXL3_CASE(20) EXL3_CASE(28) }
-            }
+    case B: walk<B, CODEBOOK, GROUPS, TILES, AHEAD, AHEAD>(w, ring, acc, ready, next); break;
+        EXL3_FOR_BITS(bits8, CODEBOOK, EXL3_CASE)
 #undef EXL3_CASE
+        return;
     }
+#define EXL3_CASE(B) \
+    case B: walk<B, CODEBOOK, GROUPS, TILES, AHEAD, false>(w, ring, acc, ready, next); break;
+    EXL3_FOR_BITS(bits8, CODEBOOK, EXL3_CASE)
+#undef EXL3_CASE
 }
+#undef EXL3_FOR_BITS
 
 }  // namespace exl3

@@ -28,10 +28,6 @@ struct Trace {
 // A ticket as one number, so that a block's warps can hand it on with single atomics.
 constexpr int kNoUnit = -1, kUnclaimed = -2, kBeingClaimed = -3, kHostTicket = 1 << 30;
 
-__device__ inline int units_of_one(const ExpertsDecode& c) {
-    return c.intermediate / 128 * c.split_a + c.hidden / 128 * c.split_b;
-}
-
 __device__ inline Unit unit_of(const ExpertsDecode& c, const Routing& r, int ticket) {
     const bool host = (ticket & kHostTicket) != 0;
     int at = ticket & ~kHostTicket;
@@ -49,19 +45,21 @@ __device__ inline Unit unit_of(const ExpertsDecode& c, const Routing& r, int tic
     return unit;
 }
 
-// The next ticket of this block's queue, or of the other; kNoUnit when both are empty. One thread.
-__device__ inline int take(const ExpertsDecode& c, const Routing& r) {
-    const int block = blockIdx.x, device_entries = r.entries - r.host_entries;
-    // An entry costs the same to decode wherever it is, so host entries get their share of the blocks, as
-    // long as that is not more than share the link best.
-    const int blocks = gridDim.x;
-    const bool host_first = block < c.host_blocks && 100 * block * r.entries < blocks * c.link_percent * r.host_entries;
-    for (int attempt = 0; attempt < 2; ++attempt) {
-        const bool host = host_first == (attempt == 0);
-        const int entries = host ? r.host_entries : device_entries;
-        if (entries == 0 || (host && block >= c.host_blocks)) continue;
-        const int at = atomicAdd(c.control + (host ? Control::kTicketHost : Control::kTicketDevice), 1);
-        if (at < entries * units_of_one(c)) return host ? at | kHostTicket : at;
+// The next ticket of this block's queue, or of the other; kNoUnit when both are empty. One thread. A block's
+// first ticket is its place in its queue, which takes no trip to memory: the count goes on behind these.
+__device__ inline int take(const ExpertsDecode& c, const Routing& r, bool first) {
+    const int block = blockIdx.x;
+    int which = block < r.link_blocks ? 0 : 1;
+    if (!first && which == 1 && block < r.down_blocks) {
+        const int taken = r.queue[0].before + __ldcg(c.control + Control::kTicketHost);
+        if (taken >= r.host_gate_up && taken < r.queue[0].units) which = 0;
+    }
+#pragma unroll 1
+    for (int attempt = 0; attempt < 2; ++attempt, which ^= 1) {
+        const Queue& of = r.queue[which];
+        if (of.units == 0 || (which == 0 && block >= c.host_blocks)) continue;
+        const int at = first && attempt == 0 ? block - of.first : of.before + atomicAdd(c.control + which, 1);
+        if (at < of.units) return which == 0 ? at | kHostTicket : at;
     }
     return kNoUnit;
 }
@@ -73,7 +71,7 @@ __device__ inline int claim(const ExpertsDecode& c, const Routing& r, int* slot)
     if ((threadIdx.x & 31) == 0) {
         ticket = atomicCAS(slot, kUnclaimed, kBeingClaimed);
         if (ticket == kUnclaimed) {
-            ticket = take(c, r);
+            ticket = take(c, r, false);
             atomicExch(slot, ticket);
         }
         while (ticket == kBeingClaimed) ticket = atomicAdd(slot, 0);

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from expert_kernels.lookup import RowTable
     from expert_kernels.ops import ExpertTable
 
-ABI = 9
+ABI = 10
 CODEBOOKS = {"3inst": 0, "mcg": 1, "mul1": 2}
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _P, _I, _L = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint64
@@ -62,9 +62,10 @@ class Decode(ctypes.Structure):
         ("blocks", _I),
         ("host_blocks", _I),
         ("link_percent", _I),
+        ("down_percent", _I),
+        ("link_bytes", _I),
         ("ring_bytes", _I),
         ("weight_on_input", _I),
-        ("overlap", _I),
         ("swiglu_limit", ctypes.c_float),
     )
 
@@ -220,12 +221,11 @@ def decode(
     counters: DeviceCounters | None = None,
     fill: torch.Tensor | None = None,
     chosen: launch.DecodeLaunch | None = None,
-    overlap: int = 1,
     trace: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`ops.experts` for 1 to 64 tokens: weights read in place, once an expert, no host sync.
 
-    `chosen`, `overlap` and `trace` (int64 [blocks + 1, 64, 3], zero) are for measurements.
+    `chosen` and `trace` (int64 [blocks, 64, 3], zero) are for measurements.
     Arguments are checked in ops.
     """
     x, topk_weights, topk_ids = (t.contiguous() for t in (x, topk_weights, topk_ids))
@@ -261,9 +261,10 @@ def decode(
         blocks=plan.blocks,
         host_blocks=plan.host_blocks,
         link_percent=plan.link_percent,
+        down_percent=plan.down_percent,
+        link_bytes=plan.link_bytes,
         ring_bytes=plan.ring_bytes,
         weight_on_input=weight_on_input,
-        overlap=overlap,
         swiglu_limit=-1.0 if swiglu_limit is None else swiglu_limit,
         **{name: buffer.data_ptr() for name, buffer in work.buffers.items()},
     )

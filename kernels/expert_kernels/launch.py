@@ -26,11 +26,18 @@ PIECE_ROWS = 128  # rows of a block of the fused products: csrc/experts.h, EXPER
 # and 196 at 512, 285 and 262 at 1,024, 516 and 418 at 2,048.
 DENSE_ROWS = 768
 BLOCK = 128  # columns of a unit, and the rotation's block
-# 48 blocks share the link best: 36 touched and 3 on the host take 807 us with 32 or 48, 935 with
-# 64, 1,095 with 96; one alone 311, 284, 286, 291. Where the device's experts take as long, host
-# experts get the blocks that are their share of the decoding and a few more: these also wait.
-HOST_BLOCKS = 48
-LINK_PERCENT = 125
+# Some 60 blocks share the link, so many that one expert's units are whole rounds of them: 1 of
+# 7168 x 2048, in 64 units of gate and up, takes 343 us with 48 blocks and 335 with 64; of 5120 x
+# 2304, in 252, 273 and with 64 271.
+HOST_BLOCKS = 60
+# Where the device's experts take as long, host experts get little more than their share of the
+# blocks, and more for down, in whole rounds too: 24 touched, 1 on the host take 292 us with 12 and
+# then 20 blocks, 301 with 12, 305 with 14, 297 with 20, 295 with 13 and 20, 296 with 13 and 22.
+LINK_PERCENT = 108
+DOWN_PERCENT = 178
+# Under way over the link: 0.1 to 0.2 MB fill it, and a block's other reads wait behind its own. One
+# of 5120 x 2304 with 2, 3, 4, 6, 8 stages a warp: 272, 270, 270, 272, 277 us.
+LINK_BYTES = 800 << 10
 # Parts of k: as many as give every block a unit and none two. us at 5120 x 2304, 1 pick a token,
 # with (14, 6), (10, 4), (8, 4) parts: 36.6, 39.6, 40.7; 2 picks with (7, 3), (8, 3), (5, 3): 49.2,
 # 53.7, 54.0; 7168 x 2048 with (16, 4), (14, 4), (8, 4): 38.7, 40.9, 47.0. Where that leaves a fifth
@@ -41,7 +48,7 @@ FILLED = 0.8
 UNITS_A_BLOCK = 1.5
 _WARPS = 8
 _RESULT_BYTES = {1: 33792, 2: 67584, 4: 67584, 8: 67584}  # csrc/decode.cuh, Layer::kResultBytes
-_STATIC_BYTES = 14976 + 1024  # of a block, and what the system keeps of each
+_STATIC_BYTES = 15104 + 1024  # of a block, and what the system keeps of each
 # Multiprocessor's shared memory by architecture; launch bounds allow at most two blocks each.
 _SHARED_OF_ONE = {"sm_90": 233472, "sm_120": 102400}
 
@@ -51,7 +58,8 @@ class DecodeLaunch:
     """`groups` of 8 rows a read of an expert; parts of k of the two products; thread blocks.
 
     Of the blocks `host_blocks` take host experts at all; `link_percent` of the share that these are
-    of all experts, as a share of the blocks, look for them first.
+    of all experts, as a share of the blocks, look for them first, with `link_bytes` under way, and
+    `down_percent` when all of their gate and up is taken.
     """
 
     groups: int
@@ -60,6 +68,8 @@ class DecodeLaunch:
     blocks: int
     host_blocks: int
     link_percent: int
+    down_percent: int
+    link_bytes: int
     ring_bytes: int
 
 
@@ -118,8 +128,10 @@ def decode(
         split_a=split_a,
         split_b=split_b,
         blocks=blocks,
-        host_blocks=min(HOST_BLOCKS, blocks),
+        host_blocks=min(_host_blocks(hidden, intermediate, split_a, split_b), blocks),
         link_percent=LINK_PERCENT,
+        down_percent=DOWN_PERCENT,
+        link_bytes=LINK_BYTES,
         ring_bytes=ring_bytes(architecture),
     )
 
@@ -151,6 +163,14 @@ def linear(
     # A head that leaves a quarter of them without work: 107 us whole, 77 in two parts.
     split = 2 if at_once * 3 // 4 > blocks > at_once // 2 else at_once // blocks
     return LinearLaunch(groups, max(1, min(split, k // 256, 16)), ring)
+
+
+def _host_blocks(hidden: int, intermediate: int, split_a: int, split_b: int) -> int:
+    """Near HOST_BLOCKS, so that units of one expert or of a few are whole rounds of them."""
+    units = max(intermediate // BLOCK * split_a, hidden // BLOCK * split_b)
+    if units <= HOST_BLOCKS:
+        return HOST_BLOCKS // units * units
+    return -(-units // round(units / HOST_BLOCKS))
 
 
 def _parts(k: int, units: int, most: float) -> int:

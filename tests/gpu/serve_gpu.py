@@ -135,7 +135,7 @@ def main() -> int:
     parser.add_argument("--steps", action="store_true", help="after tokens, and without slots")
     parser.add_argument("--limit", type=float, default=400.0, help="seconds for all cases")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: try it")
-    parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="float16",
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="float16",
                         help="of the models of true shape on GPUs")  # fmt: skip
     parser.add_argument("--case", help=argparse.SUPPRESS)
     parser.add_argument("--beside", nargs="+", default=[], help=argparse.SUPPRESS)

@@ -52,7 +52,7 @@ TOUCHED: dict[tuple[int, bool], tuple[int, ...]] = {
     (7168, True): (1, 6),
     (5120, True): (1, 6),
 }
-# What the runs of 2026-11-30 measured, mul1 without what its kernels had lost: 4 % of device rows.
+# As measured on 2026-11-30; mul1 without the 4 % that its kernels had lost on the device.
 # What was recorded of exllamav3 before is of mul1, as a profile says.
 PREDICTED = {
     "mul1 7168 device": {1: 0.99, 2: 0.88, 6: 0.76, 8: 0.84, 12: 0.74, 24: 0.76, 48: 0.77},

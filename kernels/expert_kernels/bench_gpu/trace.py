@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -12,11 +13,11 @@ from expert_kernels.bench_gpu.timing import CALLS, SHAPES, Facts, Problem, alone
 from expert_kernels.synthetic import RandomExperts, roomy
 
 RECORDS = 64  # of a block: csrc/experts.h, EXPERTS_TRACE
-BEGAN, ROUTED, ASKED, READY, WALKED, DONE, EMPTY, ENDED = range(1, 9)
+BEGAN, ROUTED, ASKED, READY, WALKED, DONE, LEFT = range(1, 8)
 
 
 def measure(repeats: int) -> Iterator[Facts]:
-    """Microseconds from a call's begin, of the third of four calls in a graph; a block is a row.
+    """Microseconds from the end of the call before; a block is a row. Of four in a graph the third.
 
     A stamp costs a block some 20 ns; globaltimer may go on in steps of 32 ns or of 1 us.
     """
@@ -31,12 +32,12 @@ def measure(repeats: int) -> Iterator[Facts]:
             yield {**facts, **_traced(problem, usual.blocks, shown)}
 
 
-def _traced(problem: Problem, blocks: int, shown: int) -> Facts:
-    traces = torch.zeros(CALLS, blocks + 1, RECORDS, 3, dtype=torch.int64, device="cuda")
+def _traced(problem: Problem, blocks: int, shown: int, **options: Any) -> Facts:
+    traces = torch.zeros(CALLS, blocks, RECORDS, 3, dtype=torch.int64, device="cuda")
 
     def calls() -> None:
         for (weights, ids), trace in zip(problem.sets, traces, strict=True):
-            cuda.decode(problem.x, weights, ids, problem.table, trace=trace)
+            cuda.decode(problem.x, weights, ids, problem.table, trace=trace, **options)
 
     graph = captured(calls)
     for _ in range(3):
@@ -44,7 +45,7 @@ def _traced(problem: Problem, blocks: int, shown: int) -> Facts:
         graph.replay()
     torch.cuda.synchronize()
     before, mine = traces[1].tolist(), traces[2].tolist()
-    start = max(row[0] for block in before[:-1] for row in block if row[2] >> 32 == ENDED)
+    start = max(row[0] for block in before for row in block)
     rows = [
         [
             (what >> 32, what & 0xFFFFFFFF, round((at - start) / 1e3, 2))
@@ -56,7 +57,6 @@ def _traced(problem: Problem, blocks: int, shown: int) -> Facts:
     return {
         "clocks_a_ns": _clocks(mine[0]),
         "when": _summary(rows, shown),
-        "rotation": rows[-1],
         "blocks": rows[:shown],
     }
 
@@ -67,9 +67,9 @@ def _clocks(block: list[list[int]]) -> float:
 
 
 def _summary(rows: list[list[tuple[int, int, float]]], shown: int) -> Facts:
-    """First, median and last of what the blocks did first, and when the last unit was done."""
+    """First, median and last block at what it did first, and when the last unit was done."""
     out: Facts = {}
-    names = {BEGAN: "began", ROUTED: "routed", ASKED: "asked", READY: "inputs", EMPTY: "empty"}
+    names = {BEGAN: "began", ROUTED: "routed", ASKED: "asked", READY: "inputs", LEFT: "left"}
     for what, name in names.items():
         firsts = sorted(
             next(at for kind, _, at in row if kind == what)
@@ -80,8 +80,6 @@ def _summary(rows: list[list[tuple[int, int, float]]], shown: int) -> Facts:
             out[name] = [firsts[0], firsts[len(firsts) // 2], firsts[-1]]
     for what, name in ((WALKED, "walked"), (DONE, "done")):
         out[f"last_{name}"] = max(at for row in rows for kind, _, at in row if kind == what)
-    ends = [at for row in rows for kind, _, at in row if kind == ENDED]
-    out["ended"] = ends[0] if ends else None
     return out
 
 

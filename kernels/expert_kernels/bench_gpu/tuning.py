@@ -28,7 +28,8 @@ def _choices(touched: int, hosts: int) -> Iterator[Facts]:
     for a, b in SPLITS:
         for blocks in (16, 24, 32, 48, 64, 96) if hosts else (64,):
             yield {"split_a": a, "split_b": b, "host_blocks": blocks}
-    yield {"overlap": 3}
+    for bytes_ in (256, 384, 512, 640, 896, 1280) if hosts else ():
+        yield {"link_bytes": bytes_ << 10}
     if 0 < hosts < touched:
         for percent in (60, 80, 100, 125, 150, 175, 200, 300):
             yield {"link_percent": percent}
@@ -46,9 +47,7 @@ def measure(repeats: int) -> Iterator[Facts]:
             facts = {"hidden": shape.hidden, "touched": touched, "top_k": top_k, "host": hosts}
             yield {**facts, "us": problem.microseconds()}
             for choice in _choices(touched, hosts):
-                fields = {k: v for k, v in choice.items() if k != "overlap"}
-                chosen = dataclasses.replace(usual, **fields)
-                us = problem.microseconds(chosen=chosen, overlap=choice.get("overlap", 1))
+                us = problem.microseconds(chosen=dataclasses.replace(usual, **choice))
                 yield {**facts, **choice, "us": us}
 
 

@@ -34,12 +34,11 @@ def compare(
     seed: int = 0,
     limit: float | None = None,
     weight_on_input: bool = False,
-    overlap: int = 1,
     chosen: launch.DecodeLaunch | None = None,
 ) -> Facts:
     x = inputs(tokens, experts.shape.hidden, dtype, seed)
     weights, ids = routing(tokens, top_k, experts.count, seed=seed)
-    options: Facts = {"swiglu_limit": limit, "weight_on_input": weight_on_input, "overlap": overlap}
+    options: Facts = {"swiglu_limit": limit, "weight_on_input": weight_on_input}
     options["chosen"] = chosen
     half = set(range(0, experts.count, 2))
     outs = [

@@ -25,7 +25,7 @@ def formats() -> Iterator[Facts]:
 
 
 def rows() -> Iterator[Facts]:
-    """Rows an expert from 1 to 64, dtypes, limit, weight on the input, without overlap."""
+    """Rows an expert from 1 to 64, dtypes, limit, weight on the input."""
     experts = RandomExperts(4, Shape(512, 384))
     for tokens in (1, 2, 4, 7, 8, 9, 16, 17, 31, 32, 33, 48, 63, 64):
         for top_k in (1, 4):  # with 4 of 4 every expert has every row
@@ -36,11 +36,6 @@ def rows() -> Iterator[Facts]:
             "weight_on_input": True,
             **compare(experts, tokens, 1, torch.float16, weight_on_input=True),
         }
-        for overlap in (0, 3):
-            yield {
-                "overlap": overlap,
-                **compare(experts, tokens, 2, torch.float16, overlap=overlap),
-            }
 
 
 def splits() -> Iterator[Facts]:

@@ -22,7 +22,7 @@ from appliance.plan.kernel_curve import (
     curve_from_measurements,
 )
 from appliance.plan.placement import LayerDemand, choose_homes, fill
-from appliance.plan.predict import slowest
+from appliance.plan.predict import in_common, slowest
 from appliance.plan.routing import Heat
 
 EXPERT_BYTES = 3 * 7168 * 2048 * 3 // 8
@@ -184,6 +184,37 @@ def test_unequal_quotas_read_fewer_distinct_experts_on_real_counts(shared: Path)
         assert saved(heat, heat, rows) >= 0.03
         held_out = [saved(heat.without(t), heat.topic(t), rows) for t in heat.topics]
         assert sum(held_out) / len(held_out) >= 0.03
+
+
+@pytest.mark.parametrize("shared", [0, 10, 20])
+def test_ranks_that_pick_the_same_wait_for_the_later_of_what_each_has_on_its_host(
+    shared: int,
+) -> None:
+    """Half the link, half the experts: ready at once on average, and later in every layer."""
+    rng = random.Random(shared)
+    read = [rng.uniform(0.05, 0.3) for _ in range(70)]
+    fast = tuple(range(40))
+    slow = tuple(range(40 - shared, 60 - shared))
+    seconds = ((fast, 1.0), (slow, 2.0))
+    draws = [
+        (
+            sum(read[e] for e in cold) * each,
+            math.sqrt(sum(read[e] * (1 - read[e]) for e in cold)) * each,
+        )
+        for cold, each in seconds
+    ]
+    total = 0.0
+    for _ in range(20_000):
+        picked = [rng.random() < p for p in read]
+        total += max(sum(picked[e] for e in cold) * each for cold, each in seconds)
+    expected = slowest(draws, in_common(read, {fast, slow}))
+    assert expected == pytest.approx(total / 20_000, rel=0.02)
+    assert expected > 1.05 * max(mean for mean, _ in draws)
+
+
+def test_ranks_with_the_same_experts_on_their_hosts_are_ready_at_once() -> None:
+    assert in_common([0.5, 0.25], {(0, 1)}) == 1.0
+    assert slowest([(2.0, 1.0), (2.0, 1.0)], 1.0) == 2.0
 
 
 def test_every_layer_of_expert_parallel_waits_for_the_slowest_rank() -> None:

@@ -102,6 +102,18 @@ def test_counts_stay_finite_over_a_long_life() -> None:
     assert layer.slots == {4, 5}
 
 
+def test_a_step_of_more_half_lives_than_floats_have_is_forgotten_and_no_error() -> None:
+    layer, cache = one_layer(half_life_rows=4.0)
+    for rows in (8192, 8192, 1):  # a prefill is one step: 2,048 half-lives
+        cache.observe(0, (6,))
+        cache.step(rows)
+    assert max(cache.recent()[0]) == pytest.approx(0.5 ** (1 / 4))
+    for _ in range(20):
+        cache.observe(0, (4, 6))
+        cache.step(1)
+    assert layer.slots == {4, 6}
+
+
 def test_a_plan_that_keeps_its_promise_is_left_alone() -> None:
     for promised, moved in ((0.9, 0), (0.1, 1)):
         _, cache = one_layer(promised_cold_share=promised)

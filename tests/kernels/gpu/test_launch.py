@@ -79,6 +79,32 @@ def test_k_of_both_products_is_cut_in_the_parts_chosen_for_an_h200(
     assert (plan.split_a, plan.split_b) == parts
 
 
+@given(
+    tokens=st.integers(1, 64),
+    hidden=st.integers(1, 64).map(lambda n: 128 * n),
+    inner=st.integers(1, 112).map(lambda n: 128 * n),
+    top_k=st.integers(1, 8),
+)
+def test_blocks_for_the_link_leave_no_round_of_an_experts_units_with_many_of_them_idle(
+    tokens: int, hidden: int, inner: int, top_k: int
+) -> None:
+    plan = launch.decode(tokens, hidden, inner, 132, top_k=top_k)
+    units = max(inner // 128 * plan.split_a, hidden // 128 * plan.split_b)
+    rounds = -(-units // plan.host_blocks)
+    assert 31 <= plan.host_blocks <= 90
+    assert rounds * plan.host_blocks - units < rounds or plan.host_blocks % units == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "top_k", "blocks"),
+    [((5120, 2304), 6, 40), ((7168, 2048), 6, 64), ((5120, 2304), 1, 63), ((7168, 2048), 1, 64)],
+)
+def test_an_h200_reads_over_the_link_with_the_blocks_that_were_measured(
+    shape: tuple[int, int], top_k: int, blocks: int
+) -> None:
+    assert launch.decode(1, *shape, 132, top_k=top_k).host_blocks == blocks
+
+
 @pytest.mark.parametrize("tokens", [0, 65])
 def test_more_tokens_than_decode_takes_are_refused_with_the_number(tokens: int) -> None:
     with pytest.raises(ValueError, match=f"1 to 64 tokens, not {tokens}"):
