@@ -1,4 +1,4 @@
-"""A bench's items in processes of their own: what goes wrong costs one item, and says what it was."""
+"""A bench's items in processes of their own: what goes wrong costs one item, and is said."""
 
 import json
 import subprocess
