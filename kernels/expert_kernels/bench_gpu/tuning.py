@@ -33,6 +33,8 @@ def _choices(touched: int, hosts: int) -> Iterator[Facts]:
     if 0 < hosts < touched:
         for percent in (60, 80, 100, 125, 150, 175, 200, 300):
             yield {"link_percent": percent}
+        for down in (0, 150, 165, 178, 195, 215):
+            yield {"link_percent": 108, "down_percent": down}
 
 
 def measure(repeats: int) -> Iterator[Facts]:
