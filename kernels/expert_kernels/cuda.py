@@ -9,92 +9,15 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 
-from expert_kernels import build, launch
+from expert_kernels import interface, launch
 
 if TYPE_CHECKING:
     from expert_kernels.lookup import RowTable
     from expert_kernels.ops import ExpertTable
-
-ABI = 10
-CODEBOOKS = {"3inst": 0, "mcg": 1, "mul1": 2}
-DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-_P, _I, _L = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint64
-
-
-class Decode(ctypes.Structure):
-    """ExpertsDecode of csrc/experts.h, field by field."""
-
-    _fields_ = (
-        ("table", _P),
-        ("ids", _P),
-        ("weights", _P),
-        ("x", _P),
-        ("out", _P),
-        ("host_begin", _L),
-        ("host_end", _L),
-        ("rotated", _P),
-        ("act", _P),
-        ("partial_a", _P),
-        ("partial_b", _P),
-        ("y", _P),
-        ("control", _P),
-        ("picks", _P),
-        ("reads", _P),
-        ("fill", _P),
-        ("trace", _P),
-        ("ids_are_64", _I),
-        ("dtype", _I),
-        ("tokens", _I),
-        ("top_k", _I),
-        ("experts", _I),
-        ("hidden", _I),
-        ("intermediate", _I),
-        ("bits8", _I * 3),
-        ("codebook", _I),
-        ("split_a", _I),
-        ("split_b", _I),
-        ("groups", _I),
-        ("blocks", _I),
-        ("host_blocks", _I),
-        ("link_percent", _I),
-        ("down_percent", _I),
-        ("link_bytes", _I),
-        ("ring_bytes", _I),
-        ("weight_on_input", _I),
-        ("swiglu_limit", ctypes.c_float),
-    )
-
-
-MATRICES = 4  # of one launch: csrc/experts.h, EXPERTS_MATRICES
-
-
-class Matrix(ctypes.Structure):
-    """ExpertsMatrix of csrc/experts.h, field by field."""
-
-    _fields_ = (
-        *((name, _P) for name in ("trellis", "suh", "svh")),
-        *((name, _I) for name in ("n", "bits8", "skip", "columns", "at")),
-    )
-
-
-class Linear(ctypes.Structure):
-    """ExpertsLinear of csrc/experts.h, field by field."""
-
-    _fields_ = (
-        ("matrix", Matrix * MATRICES),
-        *((name, _P) for name in ("x", "out", "rotated", "partial", "arrived")),
-        *((name, _I) for name in ("count", "rows", "k", "stride", "dtype", "codebook")),
-        *((name, _I) for name in ("blocks", "split", "groups", "ring_bytes")),
-    )
-
-
-class CudaError(RuntimeError):
-    """A kernel could not be launched. The message has the driver's words."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,65 +32,17 @@ class DeviceCounters:
     reads: torch.Tensor
 
 
-@lru_cache
-def library(architecture: str) -> ctypes.CDLL:
-    """csrc, loaded for "sm_90" and the like; compiled first if nobody has."""
-    path = build.library_path(architecture)
-    lib = ctypes.CDLL(str(path))
-    lib.experts_error.restype = ctypes.c_char_p
-    lib.experts_control_bytes.restype = ctypes.c_int64
-    lib.experts_decode.argtypes = [ctypes.POINTER(Decode), _P]
-    lib.experts_linear.argtypes = [ctypes.POINTER(Linear), _P]
-    lib.experts_reconstruct.argtypes = [_P, _P, *[ctypes.c_int] * 4, _P]
-    lib.experts_reconstruct_expert.argtypes = [_P, _P, *[ctypes.c_int] * 2, _P, ctypes.c_int, _P]
-    lib.experts_rotate_in.argtypes = [_P, _P, _P, *[ctypes.c_int] * 3, _P]
-    lib.experts_rotate_out.argtypes = [_P, _P, _P, *[ctypes.c_int] * 6, _P]
-    lib.experts_prefill.argtypes = [_P, ctypes.c_int, _P]
-    lib.experts_pieces.argtypes = [_P, _P, ctypes.c_int, _P, ctypes.c_int, _P]
-    lib.experts_lookup.argtypes = [
-        *(_P, ctypes.c_int64, _P, _P, ctypes.c_int64, _P, ctypes.c_int, ctypes.c_int, _P)
-    ]
-    lib.experts_copy.argtypes = [_P, _P, ctypes.c_int64, _P]
-    if lib.experts_abi() != ABI:
-        raise build.BuildError(
-            f"{path} has interface {lib.experts_abi()}, this code speaks {ABI}. Try: build it again"
-        )
-    return lib
-
-
-@lru_cache
-def _device(index: int) -> tuple[str, int]:
-    p = torch.cuda.get_device_properties(index)
-    return f"sm_{p.major}{p.minor}", p.multi_processor_count
-
-
-def device_of(device: torch.device) -> tuple[str, int]:
-    """Architecture ("sm_90") and multiprocessors of a GPU."""
-    return _device(index_of(device))
-
-
-def library_for(device: torch.device) -> ctypes.CDLL:
-    return library(device_of(device)[0])
-
-
-def index_of(device: torch.device) -> int:
-    """A device without a number is the current one."""
-    return torch.cuda.current_device() if device.index is None else device.index
-
-
-def check(lib: ctypes.CDLL, code: int, what: str) -> None:
-    if code:
-        raise CudaError(f"{what}: CUDA error {code}, {lib.experts_error(code).decode()}")
-
-
 class Scratch:
     """Buffers of decode calls of one shape on one device, for up to 64 tokens."""
 
     def __init__(self, index: int, hidden: int, intermediate: int, top_k: int) -> None:
         if torch.cuda.is_current_stream_capturing():
-            raise CudaError("the first call of a shape takes memory: make one before capturing")
-        architecture, count = _device(index)
-        self.lib = library(architecture)
+            raise interface.CudaError(
+                "the first call of a shape takes memory: make one before capturing"
+            )
+        device = torch.device("cuda", index)
+        architecture, count = interface.device_of(device)
+        self.lib = interface.library(architecture)
         picks = min(launch.MAX_TOKENS * top_k, launch.MAX_PICKS)
         self.launches: dict[int, launch.DecodeLaunch] = {}
         sizes = {"rotated": 0, "act": 0, "partial_a": 0, "partial_b": 0, "y": 0}
@@ -176,7 +51,6 @@ class Scratch:
             self.launches[plan.groups] = plan
             need = launch.workspace(plan, min(tokens * top_k, picks), hidden, intermediate)
             sizes = {name: max(size, getattr(need, name)) for name, size in sizes.items()}
-        device = torch.device("cuda", index)
         self.buffers = {
             name: torch.empty(size, dtype=torch.uint8, device=device)
             for name, size in sizes.items()
@@ -192,7 +66,7 @@ _scratch: dict[tuple[int, int, int, int], Scratch] = {}
 
 
 def scratch(device: torch.device, hidden: int, intermediate: int, top_k: int) -> Scratch:
-    key = (index_of(device), hidden, intermediate, top_k)
+    key = (interface.index_of(device), hidden, intermediate, top_k)
     if key not in _scratch:
         _scratch[key] = Scratch(*key)
     return _scratch[key]
@@ -233,7 +107,7 @@ def decode(
     work = scratch(x.device, table.hidden_size, table.intermediate_size, top_k)
     plan = chosen or work.launch_for(tokens)
     out = torch.empty_like(x)
-    call = Decode(
+    call = interface.Decode(
         table=table.addresses.data_ptr(),
         ids=topk_ids.data_ptr(),
         weights=topk_weights.data_ptr(),
@@ -247,14 +121,14 @@ def decode(
         fill=None if fill is None else fill.data_ptr(),
         trace=None if trace is None else trace.data_ptr(),
         ids_are_64=topk_ids.dtype == torch.int64,
-        dtype=DTYPES[x.dtype],
+        dtype=interface.DTYPES[x.dtype],
         tokens=tokens,
         top_k=top_k,
         experts=table.experts,
         hidden=table.hidden_size,
         intermediate=table.intermediate_size,
-        bits8=(_I * 3)(*(int(8 * bits) for bits in table.bits)),
-        codebook=CODEBOOKS[table.codebook],
+        bits8=(ctypes.c_int32 * 3)(*(int(8 * bits) for bits in table.bits)),
+        codebook=interface.CODEBOOKS[table.codebook],
         split_a=plan.split_a,
         split_b=plan.split_b,
         groups=plan.groups,
@@ -269,7 +143,7 @@ def decode(
         **{name: buffer.data_ptr() for name, buffer in work.buffers.items()},
     )
     stream = torch.cuda.current_stream(x.device).cuda_stream
-    check(work.lib, work.lib.experts_decode(ctypes.byref(call), stream), "routed layer")
+    interface.check(work.lib, work.lib.experts_decode(ctypes.byref(call), stream), "routed layer")
     return out
 
 
@@ -277,12 +151,12 @@ def reconstruct(
     address: int, k: int, n: int, bits: float, codebook: str, out: torch.Tensor
 ) -> torch.Tensor:
     """W_hat fp16 [k, n] of the trellis at an address the device can read, into `out`."""
-    lib = library_for(out.device)
+    lib = interface.library_for(out.device)
     stream = torch.cuda.current_stream(out.device).cuda_stream
     code = lib.experts_reconstruct(
-        address, out.data_ptr(), k, n, int(8 * bits), CODEBOOKS[codebook], stream
+        address, out.data_ptr(), k, n, int(8 * bits), interface.CODEBOOKS[codebook], stream
     )
-    check(lib, code, f"reconstruct {k} x {n}, K = {bits:g}")
+    interface.check(lib, code, f"reconstruct {k} x {n}, K = {bits:g}")
     return out
 
 
@@ -290,14 +164,14 @@ def lookup(ids: torch.Tensor, table: RowTable, dtype: torch.dtype) -> torch.Tens
     """`lookup.lookup` for int64 ids [n] on a GPU, one at least. Arguments are checked there."""
     from expert_kernels.lookup import FORMATS, SORTED_FROM, VALUES
 
-    lib, count = library_for(ids.device), len(ids)
+    lib, count = interface.library_for(ids.device), len(ids)
     out = torch.empty(count, VALUES, dtype=dtype, device=ids.device)
     ids, place = ids.sort() if count >= SORTED_FROM else (ids.contiguous(), None)
     stream = torch.cuda.current_stream(ids.device).cuda_stream
     code = lib.experts_lookup(
         *(table.address, table.rows, ids.data_ptr()),
         *(None if place is None else place.data_ptr(), count, out.data_ptr()),
-        *(FORMATS[table.format], DTYPES[dtype], stream),
+        *(FORMATS[table.format], interface.DTYPES[dtype], stream),
     )
-    check(lib, code, f"lookup of {count:,} rows")
+    interface.check(lib, code, f"lookup of {count:,} rows")
     return out

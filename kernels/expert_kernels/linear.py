@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from expert_kernels import cuda, launch
+from expert_kernels import cuda, interface, launch
 from expert_kernels.codec import bits_of
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ _dense: dict[int, torch.Tensor] = {}
 
 def prepare(device: torch.device) -> torch.Tensor:
     """The scratch for dense parts, fp16 and flat: taken now if nobody has, kept for ever."""
-    index = cuda.index_of(device)
+    index = interface.index_of(device)
     if index not in _dense:
         if torch.cuda.is_current_stream_capturing():
-            raise cuda.CudaError("the first linear takes memory: make one before capturing")
+            raise interface.CudaError("the first linear takes memory: make one before capturing")
         _dense[index] = torch.empty(DENSE_BYTES // 2, dtype=torch.float16, device=device)
     return _dense[index]
 
@@ -42,8 +42,8 @@ def linear(x: torch.Tensor, matrices: Sequence[Matrix]) -> torch.Tensor:
     out = torch.empty(len(x), width, dtype=x.dtype, device=x.device)
     at = 0
     few = len(x) <= launch.LINEAR_ROWS
-    for start in range(0, len(matrices), cuda.MATRICES):
-        some = matrices[start : start + cuda.MATRICES]
+    for start in range(0, len(matrices), interface.MATRICES):
+        some = matrices[start : start + interface.MATRICES]
         if few:
             in_place(x, some, out, at)
         for m in some:
@@ -64,9 +64,9 @@ def in_place(
 
     `chosen` is for measurements.
     """
-    lib, (rows, k) = cuda.library_for(x.device), x.shape
+    lib, (rows, k) = interface.library_for(x.device), x.shape
     blocks = sum(len(m.svh) for m in matrices) // launch.BLOCK
-    architecture, multiprocessors = cuda.device_of(x.device)
+    architecture, multiprocessors = interface.device_of(x.device)
     plan = chosen or launch.linear(rows, k, blocks, multiprocessors, architecture)
     rotated = torch.empty(len(matrices), rows, k, dtype=torch.float16, device=x.device)
     partial = torch.empty(
@@ -75,7 +75,7 @@ def in_place(
         device=x.device,
     )
     arrived = torch.empty(blocks, dtype=torch.int32, device=x.device)
-    call = cuda.Linear(
+    call = interface.Linear(
         x=x.data_ptr(),
         out=out.data_ptr(),
         rotated=rotated.data_ptr(),
@@ -85,15 +85,15 @@ def in_place(
         rows=rows,
         k=k,
         stride=out.shape[1],
-        dtype=cuda.DTYPES[x.dtype],
-        codebook=cuda.CODEBOOKS[matrices[0].codebook],
+        dtype=interface.DTYPES[x.dtype],
+        codebook=interface.CODEBOOKS[matrices[0].codebook],
         blocks=blocks,
         split=plan.split,
         groups=plan.groups,
         ring_bytes=plan.ring_bytes,
     )
     for i, m in enumerate(matrices):
-        call.matrix[i] = cuda.Matrix(
+        call.matrix[i] = interface.Matrix(
             trellis=m.trellis.data_ptr(),
             suh=m.suh.data_ptr(),
             svh=m.svh.data_ptr(),
@@ -105,23 +105,27 @@ def in_place(
         )
         at += m.width
     stream = torch.cuda.current_stream(x.device).cuda_stream
-    cuda.check(lib, lib.experts_linear(ctypes.byref(call), stream), "few rows through matrices")
+    interface.check(
+        lib, lib.experts_linear(ctypes.byref(call), stream), "few rows through matrices"
+    )
 
 
 def dense(x: torch.Tensor, matrix: Matrix, out: torch.Tensor, at: int) -> None:
     """Outputs of one matrix for any number of rows, into columns of `out` from `at`."""
-    lib, scratch = cuda.library_for(x.device), prepare(x.device)
+    lib, scratch = interface.library_for(x.device), prepare(x.device)
     stream = torch.cuda.current_stream(x.device).cuda_stream
     (rows, k), n, bits = x.shape, len(matrix.svh), bits_of(matrix.trellis)
     rotated = torch.empty(rows, k, dtype=torch.float16, device=x.device)
-    dtype = cuda.DTYPES[x.dtype]
+    dtype = interface.DTYPES[x.dtype]
     code = lib.experts_rotate_in(
         x.data_ptr(), matrix.suh.data_ptr(), rotated.data_ptr(), rows, k, dtype, stream
     )
-    cuda.check(lib, code, "rotate inputs")
+    interface.check(lib, code, "rotate inputs")
     step = min(k, max(128, scratch.numel() // n // 128 * 128))
     if step * n > scratch.numel():
-        raise cuda.CudaError(f"{n} outputs are more than {scratch.numel() // 128} in one matrix")
+        raise interface.CudaError(
+            f"{n} outputs are more than {scratch.numel() // 128} in one matrix"
+        )
     y: torch.Tensor | None = None
     for start in range(0, k, step):
         end = min(k, start + step)
@@ -135,4 +139,4 @@ def dense(x: torch.Tensor, matrix: Matrix, out: torch.Tensor, at: int) -> None:
         *(y.data_ptr(), matrix.svh.data_ptr(), out[:, at:].data_ptr(), rows, n),
         *(matrix.columns[0], matrix.width, out.shape[1], dtype, stream),
     )
-    cuda.check(lib, code, "rotate outputs")
+    interface.check(lib, code, "rotate outputs")

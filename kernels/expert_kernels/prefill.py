@@ -13,176 +13,21 @@ Routing is read by the host once a layer, so a call cannot be captured in a grap
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
-from expert_kernels import cuda, launch
+from expert_kernels import interface, launch
+from expert_kernels.prefill_group import ADD, GATHER, Group
+from expert_kernels.prefill_schedule import Run, groups, runs, steps
 from expert_kernels.staging import Trellises
 
 if TYPE_CHECKING:
     from expert_kernels.cuda import DeviceCounters
     from expert_kernels.ops import ExpertTable
 
-GATHER, ACTIVATE, ADD = range(3)
-_P, _I = ctypes.c_void_p, ctypes.c_int32
 _PIECE_WORDS = 5  # int64 of an ExpertsPiece: three trellises, expert, at and rows
-
-
-class Prefill(ctypes.Structure):
-    """ExpertsPrefill of csrc/experts.h, field by field."""
-
-    _fields_ = (
-        *((name, _P) for name in ("table", "ids", "weights", "x", "out", "order", "place")),
-        *((name, _P) for name in ("input_gate", "input_up", "gate", "up", "act", "y")),
-        ("first", ctypes.c_int64),
-        *((name, _I) for name in ("group_rows", "at", "rows", "ids_are_64", "dtype", "tokens")),
-        *((name, _I) for name in ("top_k", "experts", "hidden", "intermediate", "weight_on_input")),
-        ("swiglu_limit", ctypes.c_float),
-    )
-
-
-class Piece(NamedTuple):
-    """`rows` picks of one expert, from row `at` of its group."""
-
-    expert: int
-    at: int
-    rows: int
-
-
-def groups(counts: Sequence[int], limit: int) -> list[list[Piece]]:
-    """Picks sorted by expert, cut into groups of at most `limit` rows."""
-    out: list[list[Piece]] = []
-    room = 0
-    for expert, count in enumerate(counts):
-        while count:
-            if room == 0:
-                out.append([])
-                room = limit
-            rows = min(count, room)
-            out[-1].append(Piece(expert, limit - room, rows))
-            room -= rows
-            count -= rows
-    return out
-
-
-def cut(piece: Piece) -> list[Piece]:
-    """A piece as pieces of as many rows as one block of the fused products takes."""
-    step = launch.PIECE_ROWS
-    return [
-        Piece(piece.expert, piece.at + skip, min(step, piece.rows - skip))
-        for skip in range(0, piece.rows, step)
-    ]
-
-
-class Run(NamedTuple):
-    """Pieces of a group that go together: in one launch, or one expert made dense.
-
-    `batch` is waited for before (None: in device memory), and released after if this is its `last`.
-    """
-
-    pieces: list[Piece]
-    dense: bool
-    batch: int | None = None
-    last: bool = False
-
-
-def runs(group: Sequence[Piece], batch_of: dict[int, int], ends: dict[int, Piece]) -> list[Run]:
-    """What is launched for a group, in order. `ends`: the last piece of each batch."""
-    out: list[Run] = []
-    together: dict[int, list[Piece]] = {}
-    for piece in group:
-        together.setdefault(batch_of.get(piece.expert, -1), []).append(piece)
-    for batch, mine in sorted(together.items()):
-        few = [p for p in mine if p.rows < launch.DENSE_ROWS]
-        made = [Run([q for p in few for q in cut(p)], False)] if few else []
-        made += [Run([p], True) for p in mine if p.rows >= launch.DENSE_ROWS]
-        if batch >= 0:
-            last = any(p is ends[batch] for p in mine)
-            made = [Run(r.pieces, r.dense, batch, last and r is made[-1]) for r in made]
-        out += made
-    return out
-
-
-class Group:
-    """Inputs, products and dense weights of `window` groups, in scratch that later ones reuse."""
-
-    def __init__(
-        self,
-        lib: ctypes.CDLL,
-        call: Prefill,
-        rows: int,
-        table: ExpertTable,
-        device: torch.device,
-        window: int = 1,
-    ) -> None:
-        hidden, inner = table.hidden_size, table.intermediate_size
-        self.lib, self.call, self.table, self.device = lib, call, table, device
-        self.all_inputs, self.all_outputs = (
-            [torch.empty(window, rows, d, dtype=dtype, device=device) for d in sizes]
-            for dtype, sizes in (
-                (torch.float16, (hidden, hidden, inner)),
-                (torch.float32, (inner, inner, hidden)),
-            )
-        )
-        self.window, self.limit = window, rows
-        self.before = call.first  # picks of nobody's: sorted before every group's
-        self.use(0, rows)
-        self.bits8 = (_I * 3)(*(int(8 * bits) for bits in table.bits))
-        self.codebook = cuda.CODEBOOKS[table.codebook]
-        self.dense: dict[int, list[torch.Tensor]] = {}  # by stream
-
-    @property
-    def stream(self) -> int:
-        return torch.cuda.current_stream(self.device).cuda_stream
-
-    def use(self, index: int, rows: int) -> None:
-        """What comes next is of the `index`-th group, which has so many rows."""
-        self.inputs, self.outputs = (
-            [t[index % self.window] for t in tensors]
-            for tensors in (self.all_inputs, self.all_outputs)
-        )
-        call = self.call
-        call.input_gate, call.input_up, call.act = (t.data_ptr() for t in self.inputs)
-        call.gate, call.up, call.y = (t.data_ptr() for t in self.outputs)
-        call.first, call.group_rows = self.before + index * self.limit, rows
-
-    def step(self, which: int) -> None:
-        code = self.lib.experts_prefill(ctypes.byref(self.call), which, self.stream)
-        cuda.check(self.lib, code, "prefill")
-
-    def fused(self, pieces_at: int, count: int) -> None:
-        """From inputs to y for `count` ExpertsPiece at a device address."""
-        code = self.lib.experts_pieces(
-            *(ctypes.byref(self.call), pieces_at, count, self.bits8, self.codebook, self.stream)
-        )
-        cuda.check(self.lib, code, f"{count} pieces of prefill")
-
-    def through_dense(self, piece: Piece, addresses: list[int]) -> None:
-        """The piece's rows through its expert, whose three matrices become dense for it."""
-        hidden, inner = self.table.hidden_size, self.table.intermediate_size
-        if self.stream not in self.dense:
-            shapes = ((hidden, inner), (hidden, inner), (inner, hidden))
-            self.dense[self.stream] = [self.inputs[0].new_empty(shape) for shape in shapes]
-        at = (_P * 3)(*(t.data_ptr() for t in self.dense[self.stream]))
-        code = self.lib.experts_reconstruct_expert(
-            *((_P * 3)(*addresses), at, hidden, inner, self.bits8, self.codebook, self.stream)
-        )
-        cuda.check(self.lib, code, "reconstruct an expert")
-        rows = slice(piece.at, piece.at + piece.rows)
-        self._product(0, rows)
-        self._product(1, rows)
-        self.call.at, self.call.rows = piece.at, piece.rows
-        self.step(ACTIVATE)
-        self._product(2, rows)
-
-    def _product(self, projection: int, rows: slice) -> None:
-        left, out = self.inputs[projection][rows], self.outputs[projection][rows]
-        dense = self.dense[self.stream][projection]
-        torch.ops.aten.mm.dtype_out(left, dense, torch.float32, out=out)
 
 
 class Routed:
@@ -222,12 +67,12 @@ def prefill(
     ValueError on a pick of an expert that is not here. CudaError while a graph is captured.
     """
     if torch.cuda.is_current_stream_capturing():
-        raise cuda.CudaError(
+        raise interface.CudaError(
             f"{len(x)} rows of {topk_ids.shape[1]} picks in a CUDA graph: only {launch.MAX_TOKENS} "
             f"rows and {launch.MAX_PICKS} picks can be captured. Try: smaller capture sizes"
         )
     x, topk_weights, topk_ids = (t.contiguous() for t in (x, topk_weights, topk_ids))
-    lib = cuda.library_for(x.device)
+    lib = interface.library_for(x.device)
     flat = topk_ids.flatten().long()
     routed = Routed(flat, table, fill)
     trellises = Trellises(lib, table, routed.touched, routed.rows, routed.kept)
@@ -238,7 +83,7 @@ def prefill(
         counters.picks.add_(routed.tally[1:])
         counters.reads[0] += trellises.copied_bytes
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    call = Prefill(
+    call = interface.Prefill(
         table=table.addresses.data_ptr(),
         ids=topk_ids.data_ptr(),
         weights=topk_weights.data_ptr(),
@@ -248,7 +93,7 @@ def prefill(
         place=place.data_ptr(),
         first=routed.not_ours,
         ids_are_64=topk_ids.dtype == torch.int64,
-        dtype=cuda.DTYPES[x.dtype],
+        dtype=interface.DTYPES[x.dtype],
         tokens=len(x),
         top_k=topk_ids.shape[1],
         experts=table.experts,
@@ -319,12 +164,3 @@ def _launch(run: Run, pieces_at: int, scratch: Group, trellises: Trellises) -> N
         scratch.fused(pieces_at, len(run.pieces))
     if run.last and run.batch is not None:
         trellises.release(run.batch)
-
-
-def steps(count: int, window: int) -> Iterator[tuple[int, bool]]:
-    """(group, its host experts?): a group's device experts go `window` - 1 groups ahead of them."""
-    for index in range(count + window - 1):
-        if index < count:
-            yield index, False
-        if index >= window - 1:
-            yield index - window + 1, True

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from expert_kernels import cuda, launch
+from expert_kernels import interface, launch
 
 if TYPE_CHECKING:
     from expert_kernels.ops import ExpertTable
@@ -43,7 +43,7 @@ _staging: dict[tuple[int, int], Staging] = {}
 
 def prepare(device: torch.device, block_bytes: int) -> Staging:
     """The staging memory for experts of this size: taken now if nobody has, kept for ever."""
-    key = (cuda.index_of(device), block_bytes)
+    key = (interface.index_of(device), block_bytes)
     if key not in _staging or _staging[key].slots != launch.PREFILL_SLOTS:
         _staging[key] = Staging(device, block_bytes)
     return _staging[key]
@@ -160,5 +160,5 @@ class Trellises:
             pieces = [(gate, a + b + c)]  # behind each other
         for source, size in pieces:
             code = self.lib.experts_copy(to, source, size, stream)
-            cuda.check(self.lib, code, f"copy of {size:,} bytes of expert {expert}")
+            interface.check(self.lib, code, f"copy of {size:,} bytes of expert {expert}")
             to += size

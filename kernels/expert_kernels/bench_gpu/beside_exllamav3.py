@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from expert_kernels import cuda
+from expert_kernels import interface
 from expert_kernels.bench_gpu import exllamav3_layer
 from expert_kernels.bench_gpu.apart import answer, answers
 from expert_kernels.bench_gpu.exllamav3_case import (
@@ -80,7 +80,7 @@ def prepare(folder: Path | None) -> Facts:
         extension = exllamav3_layer.load(folder)
     except exllamav3_layer.UnavailableError as refusal:
         return {"refused": str(refusal)}
-    cuda.library_for(torch.device("cuda"))
+    interface.library_for(torch.device("cuda"))
     return {**machine(), "exllamav3": exllamav3_layer.version(extension)}
 
 

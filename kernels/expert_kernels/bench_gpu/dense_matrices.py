@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from expert_kernels import cuda, launch, linear, ops
+from expert_kernels import interface, launch, linear, ops
 from expert_kernels.bench_gpu.timing import Facts, alone, of_each
 from expert_kernels.synthetic import random_matrix
 
@@ -35,7 +35,7 @@ def measure(repeats: int) -> Iterator[Facts]:
         "predicted": {"qkv, 1 row": "20 us in place, 59 dense", "o": "16, 32", "head": "77, 227"}
     }
     repeats = max(1, repeats // 4)
-    architecture, count = cuda.device_of(torch.device("cuda"))
+    architecture, count = interface.device_of(torch.device("cuda"))
     for name, (k, sizes) in CASES.items():
         weights, blocks = k * sum(sizes), sum(sizes) // launch.BLOCK
         copies = max(2, int(L2_BYTES // (weights * 3 / 8)) + 1)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from expert_kernels import cuda, launch, prefill
+from expert_kernels import cuda, interface, launch, prefill, prefill_group
 from expert_kernels.bench_gpu.timing import SHAPES, Facts, alone, median_us, of_one
 from expert_kernels.staging import Trellises
 from expert_kernels.synthetic import RandomExperts, routing
@@ -29,7 +29,7 @@ def measure(repeats: int) -> Iterator[Facts]:
     on_host = sorted(range(0, COUNT, COUNT // HOSTS))[:HOSTS]
     tables = {"mixed": experts.table(on_host), "compute": experts.table()}
     rows = tables["mixed"].addresses[:, :, 0].tolist()
-    lib = cuda.library_for(x.device)
+    lib = interface.library_for(x.device)
 
     def copies() -> None:
         made = Trellises(lib, tables["mixed"], on_host, rows, [0] * COUNT)
@@ -148,7 +148,7 @@ def _pieces(experts: RandomExperts) -> Iterator[tuple[str, float]]:
     ids = torch.arange(8, device="cuda", dtype=torch.int32).repeat_interleave(rows)
     weights = torch.rand(8 * rows, device="cuda")
     out = torch.zeros(8 * rows, shape.hidden, device="cuda")
-    call = prefill.Prefill(
+    call = interface.Prefill(
         table=table.addresses.data_ptr(),
         ids=ids.data_ptr(),
         weights=weights.data_ptr(),
@@ -156,7 +156,7 @@ def _pieces(experts: RandomExperts) -> Iterator[tuple[str, float]]:
         out=out.data_ptr(),
         order=order.data_ptr(),
         place=order.data_ptr(),
-        dtype=cuda.DTYPES[x.dtype],
+        dtype=interface.DTYPES[x.dtype],
         tokens=8 * rows,
         top_k=1,
         experts=table.experts,
@@ -170,7 +170,7 @@ def _pieces(experts: RandomExperts) -> Iterator[tuple[str, float]]:
     ]
     pieces = torch.tensor(words, dtype=torch.int64, device="cuda")
 
-    kept = prefill.Group(cuda.library_for(device), call, 8 * rows, table, device)
+    kept = prefill_group.Group(interface.library_for(device), call, 8 * rows, table, device)
 
     yield "fused, 8 x 128 rows", of_one(lambda: kept.fused(pieces.data_ptr(), 8), 4)
     k, n = shape.linear(0)

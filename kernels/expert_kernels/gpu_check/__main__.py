@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import torch
 
-from expert_kernels import build, cuda
+from expert_kernels import build, interface
 from expert_kernels.gpu_check import decode, dense, graphs, rows, small, write_through
 from expert_kernels.gpu_check.compare import Facts, Section
 
@@ -27,7 +27,7 @@ def environment() -> Iterator[Facts]:
     architecture = f"sm_{p.major}{p.minor}"
     start = time.perf_counter()
     path = build.library_path(architecture)
-    cuda.library(architecture)
+    interface.library(architecture)
     yield {
         "ok": True,
         "gpu": p.name,

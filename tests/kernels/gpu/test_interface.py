@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from expert_kernels import build, cuda, launch, prefill
+from expert_kernels import build, interface, launch, prefill
 
 pytestmark = pytest.mark.engine
 
@@ -23,10 +23,10 @@ def header(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
 
 def test_structs_have_the_sizes_and_offsets_of_the_header(header: dict[str, int]) -> None:
     mirrors: dict[str, type[ctypes.Structure]] = {
-        "ExpertsDecode": cuda.Decode,
-        "ExpertsPrefill": prefill.Prefill,
-        "ExpertsMatrix": cuda.Matrix,
-        "ExpertsLinear": cuda.Linear,
+        "ExpertsDecode": interface.Decode,
+        "ExpertsPrefill": interface.Prefill,
+        "ExpertsMatrix": interface.Matrix,
+        "ExpertsLinear": interface.Linear,
     }
     checked = 0
     for name, value in header.items():
@@ -41,11 +41,11 @@ def test_structs_have_the_sizes_and_offsets_of_the_header(header: dict[str, int]
 
 
 def test_limits_and_version_are_those_of_the_header(header: dict[str, int]) -> None:
-    assert header["EXPERTS_ABI"] == cuda.ABI
+    assert header["EXPERTS_ABI"] == interface.ABI
     assert header["kMaxTokens"] == launch.MAX_TOKENS
     assert header["kMaxPicks"] == launch.MAX_PICKS
     assert header["kMaxExperts"] == launch.MAX_EXPERTS
-    assert header["EXPERTS_MATRICES"] == cuda.MATRICES
+    assert header["EXPERTS_MATRICES"] == interface.MATRICES
     assert header["EXPERTS_PIECE_ROWS"] == launch.PIECE_ROWS
 
 

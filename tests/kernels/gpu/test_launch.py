@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from expert_kernels import launch, prefill, staging
+from expert_kernels import launch, prefill_schedule, staging
 
 SHAPES = [(5120, 2304), (5120, 1152), (7168, 2048), (4096, 2048), (2560, 640), (128, 128)]
 
@@ -130,7 +130,7 @@ def test_scratch_counts_every_buffer_to_the_byte() -> None:
     limit=st.integers(1, 50),
 )
 def test_groups_of_prefill_hold_every_pick_once_in_order(counts: list[int], limit: int) -> None:
-    made = prefill.groups(counts, limit)
+    made = prefill_schedule.groups(counts, limit)
     picks = [piece.expert for group in made for piece in group for _ in range(piece.rows)]
     assert picks == [expert for expert, count in enumerate(counts) for _ in range(count)]
     for group in made:
@@ -150,12 +150,12 @@ def test_runs_of_prefill_hold_every_row_once_and_release_every_batch_once(
 ) -> None:
     on_host = [e for e, count in enumerate(counts) if count and e in host]
     batch_of = {e: i for i, b in enumerate(staging.batches(on_host, most)) for e in b}
-    work = prefill.groups(counts, 2048)
+    work = prefill_schedule.groups(counts, 2048)
     ends = {batch_of[p.expert]: p for g in work for p in g if p.expert in batch_of}
     seen, released, waiting = [0] * len(counts), [], []
     for group in work:
         covered = [False] * sum(p.rows for p in group)
-        for run in prefill.runs(group, batch_of, ends):
+        for run in prefill_schedule.runs(group, batch_of, ends):
             assert len(run.pieces) == 1 if run.dense else run.pieces
             for piece in run.pieces:
                 assert run.dense or piece.rows <= launch.PIECE_ROWS
@@ -208,7 +208,7 @@ def test_a_groups_scratch_is_reused_only_after_its_sum_and_sums_go_up(
 ) -> None:
     held: dict[int, int] = {}
     added = []
-    for index, on_host in prefill.steps(count, min(window, count)):
+    for index, on_host in prefill_schedule.steps(count, min(window, count)):
         if on_host:
             assert held.pop(index % min(window, count)) == index
             added.append(index)
