@@ -7,8 +7,8 @@
 extern "C" {
 #endif
 
-// Changes whenever a struct or a function here does; expert_kernels.cuda checks it at load.
-#define EXPERTS_ABI 10
+// Changes whenever a struct or a function here does; expert_kernels.interface checks it at load.
+#define EXPERTS_ABI 11
 
 enum { EXPERTS_FLOAT32 = 0, EXPERTS_FLOAT16 = 1, EXPERTS_BFLOAT16 = 2 };
 
@@ -39,8 +39,7 @@ typedef struct {
     int32_t groups;              // 8 rows each: 1, 2, 4 or 8; an expert with more rows is read again
     int32_t blocks;              // thread blocks of the main kernel
     int32_t host_blocks;         // of them, those that take host experts at all: at least one
-    int32_t link_percent;        // of the blocks that are host entries' share, so many look for these first,
-    int32_t down_percent;        // and so many when all of their gate and up is taken
+    int32_t link_percent;        // of the blocks that are host entries' share, so many look for these first
     int32_t link_bytes;          // under way over the link in all, or as many as there are stages for
     int32_t ring_bytes;          // of a warp, as stream.cuh has it for the device's architecture
     int32_t weight_on_input;

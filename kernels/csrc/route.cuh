@@ -23,10 +23,8 @@ struct Routing {
     uint16_t order[kMaxPicks];          // picks sorted by entry
     uint16_t entry_expert[kMaxPicks], entry_start[kMaxPicks], entry_rows[kMaxPicks];
     int32_t entries, host_entries;
-    int32_t host_gate_up;  // units of host entries' gate and up
     Queue queue[2];        // the host's and the device's
     int32_t link_blocks;  // blocks that look for host entries first
-    int32_t down_blocks;  // and that do when all of these entries' gate and up is taken
     int32_t not_here;
 };
 
@@ -52,14 +50,9 @@ __device__ inline void share_blocks(const ExpertsDecode& c, Routing& r, int entr
     // An entry costs the same to decode wherever it is, so host entries get their share of the blocks, as
     // long as that is not more than share the link best.
     const int blocks = gridDim.x, all = max(1, 100 * entries);
-    const auto share = [&](int percent) {
-        return min((blocks * percent * host_entries + all - 1) / all, min(c.host_blocks, blocks));
-    };
-    const int gate_up = c.intermediate / 128 * c.split_a, units = gate_up + c.hidden / 128 * c.split_b;
+    const int units = c.intermediate / 128 * c.split_a + c.hidden / 128 * c.split_b;
     r.entries = entries, r.host_entries = host_entries;
-    r.link_blocks = share(c.link_percent);
-    r.down_blocks = share(c.down_percent);
-    r.host_gate_up = host_entries * gate_up;
+    r.link_blocks = min((blocks * c.link_percent * host_entries + all - 1) / all, min(c.host_blocks, blocks));
     r.queue[0] = {host_entries * units, r.link_blocks, 0};
     r.queue[1] = {(entries - host_entries) * units, blocks - r.link_blocks, r.link_blocks};
 }

@@ -50,10 +50,6 @@ __device__ inline Unit unit_of(const ExpertsDecode& c, const Routing& r, int tic
 __device__ inline int take(const ExpertsDecode& c, const Routing& r, bool first) {
     const int block = blockIdx.x;
     int which = block < r.link_blocks ? 0 : 1;
-    if (!first && which == 1 && block < r.down_blocks) {
-        const int taken = r.queue[0].before + __ldcg(c.control + Control::kTicketHost);
-        if (taken >= r.host_gate_up && taken < r.queue[0].units) which = 0;
-    }
 #pragma unroll 1
     for (int attempt = 0; attempt < 2; ++attempt, which ^= 1) {
         const Queue& of = r.queue[which];

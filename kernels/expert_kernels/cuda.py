@@ -46,9 +46,9 @@ class Scratch:
         picks = min(launch.MAX_TOKENS * top_k, launch.MAX_PICKS)
         self.launches: dict[int, launch.DecodeLaunch] = {}
         sizes = {"rotated": 0, "act": 0, "partial_a": 0, "partial_b": 0, "y": 0}
-        for tokens in (8, 16, 32, 64):
+        for tokens in (1, 2, 4, 8, 16, 32, 64):
             plan = launch.decode(tokens, hidden, intermediate, count, architecture, top_k=top_k)
-            self.launches[plan.groups] = plan
+            self.launches[tokens] = plan
             need = launch.workspace(plan, min(tokens * top_k, picks), hidden, intermediate)
             sizes = {name: max(size, getattr(need, name)) for name, size in sizes.items()}
         self.buffers = {
@@ -59,7 +59,7 @@ class Scratch:
         self.control = torch.zeros(control, dtype=torch.uint8, device=device)
 
     def launch_for(self, tokens: int) -> launch.DecodeLaunch:
-        return self.launches[next(g for g in (1, 2, 4, 8) if tokens <= 8 * g)]
+        return self.launches[launch.alike(tokens)]
 
 
 _scratch: dict[tuple[int, int, int, int], Scratch] = {}
@@ -135,7 +135,6 @@ def decode(
         blocks=plan.blocks,
         host_blocks=plan.host_blocks,
         link_percent=plan.link_percent,
-        down_percent=plan.down_percent,
         link_bytes=plan.link_bytes,
         ring_bytes=plan.ring_bytes,
         weight_on_input=weight_on_input,

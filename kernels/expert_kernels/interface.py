@@ -9,7 +9,7 @@ import torch
 
 from expert_kernels import build
 
-ABI = 10
+ABI = 11
 CODEBOOKS = {"3inst": 0, "mcg": 1, "mul1": 2}
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _P, _I, _L = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint64
@@ -51,7 +51,6 @@ class Decode(ctypes.Structure):
         ("blocks", _I),
         ("host_blocks", _I),
         ("link_percent", _I),
-        ("down_percent", _I),
         ("link_bytes", _I),
         ("ring_bytes", _I),
         ("weight_on_input", _I),

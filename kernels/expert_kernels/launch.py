@@ -30,11 +30,10 @@ BLOCK = 128  # columns of a unit, and the rotation's block
 # 7168 x 2048, in 64 units of gate and up, takes 343 us with 48 blocks and 335 with 64; of 5120 x
 # 2304, in 252, 273 and with 64 271.
 HOST_BLOCKS = 60
-# Where the device's experts take as long, host experts get little more than their share of the
-# blocks, and more for down, in whole rounds too: 24 touched, 1 on the host take 292 us with 12 and
-# then 20 blocks, 301 with 12, 305 with 14, 297 with 20, 295 with 13 and 20, 296 with 13 and 22.
-LINK_PERCENT = 108
-DOWN_PERCENT = 178
+# Where the device's experts take as long, host experts get near twice their share of the blocks, so
+# that the link is full from the begin to the end: 24 touched, 1 on the host take 294, 283, 284 us
+# with 160, 178, 200, and 295 to 337 with 92 to 150; 24 and 2 on the host 531, 530, 530.
+LINK_PERCENT = 180
 # Under way over the link: 0.1 to 0.2 MB fill it, and a block's other reads wait behind its own. One
 # of 5120 x 2304 with 2, 3, 4, 6, 8 stages a warp: 272, 270, 270, 272, 277 us.
 LINK_BYTES = 800 << 10
@@ -43,8 +42,13 @@ LINK_BYTES = 800 << 10
 # 53.7, 54.0; 7168 x 2048 with (16, 4), (14, 4), (8, 4): 38.7, 40.9, 47.0. Where that leaves a fifth
 # of the blocks without a unit of gate and up, half as many units again as blocks: 6 picks of 7168 x
 # 2048 touching 6 experts with 2, 3, 4, 5 parts: 129, 117, 109, 114.
+# Several tokens touch nearly as many experts as they have picks: parts cost more than blocks that
+# have no work, but for two. us at 5120 x 2304 with 1, 2, 3 parts of gate and up: 12 picks touching
+# 12 167, 160, 157; 18 picks 219, 222, 226; 24 picks 281, 290, 299; 36 picks 410, 426, 435; at
+# 7168 x 2048 12 picks 215, 180, 185; 18 picks 265, 266, 272; 24 picks 351, 350, 358.
 SHORTEST = 320
 FILLED = 0.8
+FILLED_BY_MORE = 0.9
 UNITS_A_BLOCK = 1.5
 _WARPS = 8
 _RESULT_BYTES = {1: 33792, 2: 67584, 4: 67584, 8: 67584}  # csrc/decode.cuh, Layer::kResultBytes
@@ -58,8 +62,7 @@ class DecodeLaunch:
     """`groups` of 8 rows a read of an expert; parts of k of the two products; thread blocks.
 
     Of the blocks `host_blocks` take host experts at all; `link_percent` of the share that these are
-    of all experts, as a share of the blocks, look for them first, with `link_bytes` under way, and
-    `down_percent` when all of their gate and up is taken.
+    of all experts, as a share of the blocks, look for them first, with `link_bytes` under way.
     """
 
     groups: int
@@ -68,7 +71,6 @@ class DecodeLaunch:
     blocks: int
     host_blocks: int
     link_percent: int
-    down_percent: int
     link_bytes: int
     ring_bytes: int
 
@@ -108,21 +110,28 @@ def decode(
     *,
     top_k: int,
 ) -> DecodeLaunch:
-    """For 1..64 tokens. Depends on the shape alone, never on homes or routing: so do the bits."""
+    """For 1..64 tokens. Depends on the shape alone, never on homes or routing: so do the bits.
+
+    Tokens up to the next power of two are launched alike: a step has the same bits when it is
+    padded to the size of a captured graph.
+    """
     if not 1 <= tokens <= MAX_TOKENS:
         raise ValueError(f"decode takes 1 to {MAX_TOKENS} tokens, not {tokens}: above is prefill")
-    groups = next(g for g in (1, 2, 4, 8) if tokens <= 8 * g)
+    tokens = alike(tokens)
+    groups = max(1, tokens // 8)
     shared = _SHARED_OF_ONE.get(architecture, _SHARED_OF_ONE["sm_120"])
     resident = max(1, min(2, shared // shared_bytes(groups, architecture)))
     # Few rows touch few experts: cut their k. More rows touch more experts.
     split_a = split_b = 1
     blocks = resident * multiprocessors
     if groups == 1:
-        units = top_k * intermediate // BLOCK
+        units = tokens * top_k * intermediate // BLOCK
         split_a = _parts(hidden, units, blocks)
-        if units * split_a < FILLED * blocks:
+        if tokens > 1 and units * split_a < FILLED_BY_MORE * blocks:
+            split_a = _parts(hidden, units, (split_a + 1) * units)
+        if tokens == 1 and units * split_a < FILLED * blocks:
             split_a = _parts(hidden, units, UNITS_A_BLOCK * blocks)
-        split_b = _parts(intermediate, top_k * hidden // BLOCK, blocks)
+        split_b = _parts(intermediate, tokens * top_k * hidden // BLOCK, blocks)
     return DecodeLaunch(
         groups=groups,
         split_a=split_a,
@@ -130,10 +139,14 @@ def decode(
         blocks=blocks,
         host_blocks=min(_host_blocks(hidden, intermediate, split_a, split_b), blocks),
         link_percent=LINK_PERCENT,
-        down_percent=DOWN_PERCENT,
         link_bytes=LINK_BYTES,
         ring_bytes=ring_bytes(architecture),
     )
+
+
+def alike(tokens: int) -> int:
+    """The most tokens that are launched as these are: the next power of two."""
+    return 1 << (tokens - 1).bit_length()
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,11 +137,11 @@ def _aligned(memory: torch.Tensor) -> int:
     return -(-memory.data_ptr() // BLOCK_ALIGNMENT_BYTES) * BLOCK_ALIGNMENT_BYTES
 
 
-def roomy(shape: Shape, top_k: int) -> launch.DecodeLaunch:
-    """The usual launch for up to 8 tokens, with scratch for more parts of k than it cuts."""
+def roomy(shape: Shape, top_k: int, tokens: int = 1) -> launch.DecodeLaunch:
+    """The usual launch for so many tokens, 8 at most, with scratch for more parts of k."""
     device = torch.device("cuda")
     work = cuda.scratch(device, shape.hidden, shape.intermediate, top_k)
-    usual = work.launch_for(1)
+    usual = work.launch_for(tokens)
     most = dataclasses.replace(usual, split_a=16, split_b=8)
     need = launch.workspace(most, 8 * top_k, shape.hidden, shape.intermediate)
     for name in ("partial_a", "partial_b"):

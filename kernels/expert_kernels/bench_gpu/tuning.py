@@ -15,7 +15,7 @@ CASES = (
     *((1, 1, 1), (1, 6, 1), (6, 6, 6), (6, 6, 1), (24, 6, 1), (24, 6, 2), (36, 6, 1), (36, 6, 2)),
     *((1, 1, 0), (2, 2, 0), (6, 6, 0), (12, 6, 0), (24, 6, 0), (48, 6, 0)),
 )
-SPLITS = ((2, 1), (4, 1), (4, 2), (8, 2), (8, 4))
+SPLITS = ((1, 1), (2, 1), (3, 1), (4, 1), (4, 2), (8, 2), (8, 4))
 # Where units are fewer than blocks: one for each multiprocessor may be better than a power of two.
 FINE_A, FINE_B = (2, 3, 4, 5, 6, 7, 8, 10, 14, 16), (1, 2, 3, 4, 6)
 
@@ -31,10 +31,8 @@ def _choices(touched: int, hosts: int) -> Iterator[Facts]:
     for bytes_ in (256, 384, 512, 640, 896, 1280) if hosts else ():
         yield {"link_bytes": bytes_ << 10}
     if 0 < hosts < touched:
-        for percent in (60, 80, 100, 125, 150, 175, 200, 300):
+        for percent in (60, 80, 100, 125, 150, 165, 180, 200, 300):
             yield {"link_percent": percent}
-        for down in (0, 150, 165, 178, 195, 215):
-            yield {"link_percent": 108, "down_percent": down}
 
 
 def measure(repeats: int) -> Iterator[Facts]:
@@ -45,7 +43,7 @@ def measure(repeats: int) -> Iterator[Facts]:
             if shape is not SHAPES[0] and 0 < hosts < touched:
                 continue  # of mixed layers the first shape's are claimed
             problem = Problem(experts, touched, top_k, hosts, repeats)
-            usual = roomy(shape, top_k)
+            usual = roomy(shape, top_k, max(1, touched // top_k))
             facts = {"hidden": shape.hidden, "touched": touched, "top_k": top_k, "host": hosts}
             yield {**facts, "us": problem.microseconds()}
             for choice in _choices(touched, hosts):

@@ -15,7 +15,7 @@ int main() {
     OF(ExpertsDecode, table); OF(ExpertsDecode, host_begin); OF(ExpertsDecode, rotated);
     OF(ExpertsDecode, control); OF(ExpertsDecode, reads); OF(ExpertsDecode, fill); OF(ExpertsDecode, ids_are_64);
     OF(ExpertsDecode, tokens); OF(ExpertsDecode, bits8); OF(ExpertsDecode, codebook);
-    OF(ExpertsDecode, groups); OF(ExpertsDecode, link_percent); OF(ExpertsDecode, down_percent); OF(ExpertsDecode, link_bytes);
+    OF(ExpertsDecode, groups); OF(ExpertsDecode, link_percent); OF(ExpertsDecode, link_bytes);
     OF(ExpertsDecode, swiglu_limit);
     OF(ExpertsPrefill, table); OF(ExpertsPrefill, order); OF(ExpertsPrefill, input_up);
     OF(ExpertsPrefill, act); OF(ExpertsPrefill, y); OF(ExpertsPrefill, first);

@@ -62,21 +62,36 @@ def test_few_experts_are_cut_into_more_units_than_there_are_multiprocessors() ->
 
 
 @pytest.mark.parametrize(
-    ("shape", "top_k", "parts"),
+    ("shape", "tokens", "top_k", "parts"),
     [
-        ((5120, 2304), 1, (14, 6)),
-        ((7168, 2048), 1, (16, 4)),
-        ((5120, 2304), 2, (7, 3)),
-        ((7168, 2048), 2, (8, 2)),
-        ((5120, 2304), 6, (2, 1)),
-        ((7168, 2048), 6, (4, 1)),
+        ((5120, 2304), 1, 1, (14, 6)),
+        ((7168, 2048), 1, 1, (16, 4)),
+        ((5120, 2304), 1, 2, (7, 3)),
+        ((7168, 2048), 1, 2, (8, 2)),
+        ((5120, 2304), 1, 6, (2, 1)),
+        ((7168, 2048), 1, 6, (4, 1)),
+        ((5120, 2304), 2, 6, (2, 1)),
+        ((7168, 2048), 2, 6, (2, 1)),
+        ((5120, 2304), 4, 6, (1, 1)),
+        ((7168, 2048), 4, 6, (1, 1)),
     ],
 )
 def test_k_of_both_products_is_cut_in_the_parts_chosen_for_an_h200(
-    shape: tuple[int, int], top_k: int, parts: tuple[int, int]
+    shape: tuple[int, int], tokens: int, top_k: int, parts: tuple[int, int]
 ) -> None:
-    plan = launch.decode(1, *shape, 132, top_k=top_k)
+    plan = launch.decode(tokens, *shape, 132, top_k=top_k)
     assert (plan.split_a, plan.split_b) == parts
+
+
+@given(tokens=st.integers(1, 64), top_k=st.integers(1, 8))
+def test_a_step_and_the_same_step_padded_to_a_power_of_two_are_launched_alike(
+    tokens: int, top_k: int
+) -> None:
+    padded = next(size for size in (1, 2, 4, 8, 16, 32, 64) if size >= tokens)
+    assert launch.alike(tokens) == padded
+    for shape in ((5120, 2304), (7168, 2048)):
+        mine, its = (launch.decode(n, *shape, 132, top_k=top_k) for n in (tokens, padded))
+        assert mine == its
 
 
 @given(
