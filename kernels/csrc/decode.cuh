@@ -224,7 +224,7 @@ struct Layer {
         float* partial = c.partial_a + static_cast<int64_t>(unit.block) * c.split_a * 256;
         const int64_t pick_stride = static_cast<int64_t>(blocks) * c.split_a * 256;
         float gate[4], up[4];
-        if (c.split_a > 1) {
+        if (kAhead && c.split_a > 1) {
             for (int row = threadIdx.x >> 5; row < rows; row += kWarps) {
                 add_warps<kPartsA>(result + row * kPad, kStride, gate);
                 add_warps<kPartsA>(result + kPartsA * kStride + row * kPad, kStride, up);
@@ -236,7 +236,7 @@ struct Layer {
         }
         for (int row = threadIdx.x >> 5; row < rows; row += kWarps) {
             const int pick = order[row];
-            if (c.split_a > 1) {
+            if (kAhead && c.split_a > 1) {
                 add_parts(partial + pick * pick_stride, c.split_a, 256, gate);
                 add_parts(partial + pick * pick_stride + 128, c.split_a, 256, up);
             } else {
@@ -256,7 +256,7 @@ struct Layer {
         float* partial = c.partial_b + static_cast<int64_t>(unit.block) * c.split_b * 128;
         const int64_t pick_stride = static_cast<int64_t>(blocks) * c.split_b * 128;
         float v[4];
-        if (c.split_b > 1) {
+        if (kAhead && c.split_b > 1) {
             for (int row = threadIdx.x >> 5; row < rows; row += kWarps) {
                 add_warps<kPartsB>(result + row * kPad, kStride, v);
                 put(partial + order[row] * pick_stride + 128 * unit.part, v);
@@ -265,7 +265,7 @@ struct Layer {
         }
         for (int row = threadIdx.x >> 5; row < rows; row += kWarps) {
             const int pick = order[row];
-            if (c.split_b > 1) {
+            if (kAhead && c.split_b > 1) {
                 add_parts(partial + pick * pick_stride, c.split_b, 128, v);
             } else {
                 add_warps<kPartsB>(result + row * kPad, kStride, v);

@@ -33,7 +33,8 @@ extern "C" int experts_decode(const ExpertsDecode* call, void* stream) {
     const ExpertsDecode& c = *call;
     if (c.tokens < 1 || c.tokens > exl3::kMaxTokens || c.top_k < 1 || c.top_k > 32 ||
         c.tokens * c.top_k > exl3::kMaxPicks || c.experts > exl3::kMaxExperts || c.hidden % 128 ||
-        c.intermediate % 128 || c.blocks < 1 || c.host_blocks < 1 || c.split_a < 1 || c.split_b < 1)
+        c.intermediate % 128 || c.blocks < 1 || c.host_blocks < 1 || c.split_a < 1 || c.split_b < 1 ||
+        (c.groups > 1 && (c.split_a > 1 || c.split_b > 1)))
         return cudaErrorInvalidValue;
     const auto on = static_cast<cudaStream_t>(stream);
     switch (c.codebook) {

@@ -35,7 +35,7 @@ typedef struct {
     int32_t tokens, top_k, experts, hidden, intermediate;
     int32_t bits8[3];            // 8*K of gate, up, down
     int32_t codebook;            // 0 3inst, 1 mcg, 2 mul1
-    int32_t split_a, split_b;    // parts of k that different blocks work on
+    int32_t split_a, split_b;    // parts of k that different blocks work on; 1 where there are several groups
     int32_t groups;              // 8 rows each: 1, 2, 4 or 8; an expert with more rows is read again
     int32_t blocks;              // thread blocks of the main kernel
     int32_t host_blocks;         // of them, those that take host experts at all: at least one

@@ -4,8 +4,11 @@
 
 namespace exl3 {
 
+// To shared memory, TO bytes after `to`, from FROM bytes after `from`: distances cost no instruction.
+template <int TO = 0, int FROM = 0>
 __device__ __forceinline__ void copy16(uint32_t to, const void* from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0+%3], [%1+%4], 16, %2;" ::"r"(to), "l"(from), "r"(bytes), "n"(TO), "n"(FROM)
+                 : "memory");
 }
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>

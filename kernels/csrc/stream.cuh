@@ -37,7 +37,7 @@ struct Walk {
 enum Ahead { kNothing, kWeights, kWeightsAndInputs };
 struct Ring {
     char* at;
-    int slot;
+    int slot;  // bytes after `at`
     Ahead ahead;
     int asked;  // stages of the next walk, unless kNothing
 };
@@ -50,31 +50,45 @@ struct Stages {
     static constexpr int kStages = kRingBytes / kStageBytes < kDeepest ? kRingBytes / kStageBytes : kDeepest;
     static_assert(kStages >= 2, "the ring is too small for this format");
     static constexpr int kWeightChunks = (kWeightBytes / 16 + 31) / 32;
+    static constexpr int kInputChunks = (16 * GROUPS + 31) / 32;
 
     static __device__ __forceinline__ int slot_of(int slot, int further) {
-        const int at = slot + further;
-        return at >= kStages ? at - kStages : at;
+        constexpr int kEnd = kStages * kStageBytes;
+        const int at = slot + further * kStageBytes;
+        if constexpr ((kEnd & (kEnd - 1)) == 0) return at & (kEnd - 1);
+        return at >= kEnd ? at - kEnd : at;
     }
 
-    static __device__ __forceinline__ void fetch_weights(const Walk& of, uint32_t ring_at, int step, int slot) {
-        const char* from = of.weights + step * of.step_bytes;
-#pragma unroll
-        for (int i = 0; i < kWeightChunks; ++i) {
-            const int at = 16 * ((threadIdx.x & 31) + 32 * i);
-            if (at < kWeightBytes) copy16(ring_at + slot * kStageBytes + at, from + at, 16);
-        }
+    // A step's weights into a slot: this lane's 16 bytes of each 512. Pointers go on from step to step.
+    template <int I = 0>
+    static __device__ __forceinline__ void fetch_weights(const char* from, uint32_t lane_at) {
+        if (16 * (threadIdx.x & 31) + 512 * I < kWeightBytes) copy16<512 * I, 512 * I>(lane_at, from, 16);
+        if constexpr (I + 1 < kWeightChunks) fetch_weights<I + 1>(from, lane_at);
+    }
+
+    // And the rows' fragments behind them. Rows that nobody picked read nothing and are zero.
+    template <int I = 0>
+    static __device__ __forceinline__ void fetch_inputs(
+        const char* const (&from)[kInputChunks], const bool (&row)[kInputChunks], uint32_t lane_at) {
+        if ((threadIdx.x & 31) + 32 * I < 16 * GROUPS)
+            copy16<kWeightBytes + 512 * I>(lane_at, from[I], row[I] ? 16 : 0);
+        if constexpr (I + 1 < kInputChunks) fetch_inputs<I + 1>(from, row, lane_at);
     }
 };
+
+__device__ __forceinline__ uint32_t of_this_lane(const char* shared) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(shared)) + 16 * (threadIdx.x & 31);
+}
 
 // The first weights of a walk into an empty ring.
 template <int BITS8, int GROUPS, int TILES>
 __device__ __forceinline__ void ask(const Walk& w, Ring& ring) {
     using Of = Stages<BITS8, GROUPS, TILES>;
-    const uint32_t ring_at = static_cast<uint32_t>(__cvta_generic_to_shared(ring.at));
     ring.ahead = kWeights;
     ring.asked = min(w.depth, Of::kStages);
-    for (int s = 0; s < ring.asked; ++s)
-        if (s < w.tiles) Of::fetch_weights(w, ring_at, s, s);
+    const char* from = w.weights + 16 * (threadIdx.x & 31);
+    for (int s = 0; s < ring.asked; ++s, from += w.step_bytes)
+        if (s < w.tiles) Of::fetch_weights(from, of_this_lane(ring.at) + s * Of::kStageBytes);
 }
 
 // Until the oldest of `depth` groups of copies, at most MOST, has come.
@@ -101,56 +115,50 @@ template <int BITS8, int CODEBOOK, int GROUPS, int TILES, bool AHEAD, bool SHALL
 __device__ __forceinline__ void walk(
     const Walk& w, Ring& ring, float (&acc)[TILES][GROUPS][4], const Ready& ready, const Next& next) {
     using Of = Stages<BITS8, GROUPS, TILES>;
-    constexpr int kWeightBytes = Of::kWeightBytes, kWeightChunks = Of::kWeightChunks;
-    constexpr int kStageBytes = Of::kStageBytes, kStages = Of::kStages;
-    constexpr int kInputChunks = (16 * GROUPS + 31) / 32;
+    constexpr int kWeightBytes = Of::kWeightBytes, kStageBytes = Of::kStageBytes, kStages = Of::kStages;
     const int lane_index = threadIdx.x & 31;
     const Lane<BITS8> lane(lane_index);
-    const uint32_t ring_at = static_cast<uint32_t>(__cvta_generic_to_shared(ring.at));
-
-    const char* input_at[kInputChunks];
-    bool input_row[kInputChunks];
-    const auto find_inputs = [&](const Walk& of) {
+    uint32_t lane_at = of_this_lane(ring.at);
+    asm("" : "+r"(lane_at));  // kept: five instructions a step otherwise
+    const char* weights_at;  // of the next step to be fetched, this lane's
+    const char* input_at[Of::kInputChunks];
+    bool input_row[Of::kInputChunks];
+    const auto find_inputs = [&](const Walk& of, int step) {
 #pragma unroll
-        for (int i = 0; i < kInputChunks; ++i) {
+        for (int i = 0; i < Of::kInputChunks; ++i) {
             const int row = (lane_index + 32 * i) >> 1;
             input_row[i] = row < of.rows;
             const int pick = input_row[i] ? of.order[row] : of.order[0];
-            input_at[i] = of.inputs + pick * of.pick_bytes + 16 * (lane_index & 1);
+            input_at[i] = of.inputs + pick * of.pick_bytes + 16 * (lane_index & 1) + 32 * step;
         }
     };
-    const auto fetch_weights = [&](const Walk& of, int step, int slot) {
-        Of::fetch_weights(of, ring_at, step, slot);
+    const auto fetch_weights = [&](int64_t step_bytes, int slot) {
+        Of::fetch_weights(weights_at, lane_at + slot);
+        weights_at += step_bytes;
+    };
+    const auto fetch_inputs = [&](int slot) {
+        Of::fetch_inputs(input_at, input_row, lane_at + slot);
+#pragma unroll
+        for (int i = 0; i < Of::kInputChunks; ++i) input_at[i] += 32;
     };
     // From the stage, so that no byte is read a second time.
     const auto store_weights = [&](int step, int slot) {
         char* to = w.copy + step * w.step_bytes;
 #pragma unroll
-        for (int i = 0; i < kWeightChunks; ++i) {
+        for (int i = 0; i < Of::kWeightChunks; ++i) {
             const int at = 16 * (lane_index + 32 * i);
             if (at < kWeightBytes)
-                *reinterpret_cast<uint4*>(to + at) =
-                    *reinterpret_cast<const uint4*>(ring.at + slot * kStageBytes + at);
-        }
-    };
-    const auto fetch_inputs = [&](int step, int slot) {
-#pragma unroll
-        for (int i = 0; i < kInputChunks; ++i) {
-            const int chunk = lane_index + 32 * i;
-            // Rows that nobody picked read nothing and are zero.
-            if (chunk < 16 * GROUPS)
-                copy16(ring_at + slot * kStageBytes + kWeightBytes + 16 * chunk, input_at[i] + 32 * step,
-                       input_row[i] ? 16 : 0);
+                *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(ring.at + slot + at);
         }
     };
     int slot = AHEAD ? ring.slot : 0;
-    find_inputs(w);
     int asked = AHEAD && ring.ahead != kNothing ? ring.asked : 0;
     int depth = kStages;
     if constexpr (SHALLOW) depth = max(asked, min(w.depth, kStages));
+    weights_at = w.weights + 16 * lane_index + asked * w.step_bytes;
     const auto ask_more = [&](int from) {
         for (int s = from; s < depth; ++s)
-            if (s < w.tiles) fetch_weights(w, s, Of::slot_of(slot, s));
+            if (s < w.tiles) fetch_weights(w.step_bytes, Of::slot_of(slot, s));
     };
     ask_more(asked);
     if (!AHEAD || ring.ahead != kWeightsAndInputs) {
@@ -165,23 +173,26 @@ __device__ __forceinline__ void walk(
             }
         }
     }
+    find_inputs(w, asked);
     for (int s = asked; s < depth; ++s) {
-        if (s < w.tiles) fetch_inputs(s, Of::slot_of(slot, s));
+        if (s < w.tiles) fetch_inputs(Of::slot_of(slot, s));
         commit();
     }
     const Walk* following = nullptr;
     Ahead ahead = kNothing;
     if (AHEAD && w.tiles < depth) next(0, &following);
     const int groups = (w.rows + 7) >> 3;
-    for (int step = 0; step < w.tiles; ++step) {
+    const bool copies = w.copy != nullptr;
+    const int64_t step_bytes = w.step_bytes;
+    for (int left = w.tiles - depth; left > -depth; --left) {  // steps that are not asked for yet
         if constexpr (SHALLOW) {
             wait_for_oldest<kStages>(depth);
         } else {
             wait_all_but<kStages - 1>();
         }
         __syncwarp();
-        const char* stage = ring.at + slot * kStageBytes;
-        if (w.copy != nullptr) store_weights(step, slot);
+        const char* stage = ring.at + slot;
+        if (copies) store_weights(w.tiles - depth - left, slot);
         uint2 b[GROUPS];
 #pragma unroll
         for (int g = 0; g < GROUPS; ++g)
@@ -196,19 +207,20 @@ __device__ __forceinline__ void walk(
                 if (GROUPS == 1 || g < groups) mma(acc[t][g], a, b[g]);
         }
         __syncwarp();
-        const int left = w.tiles - step - depth, free = SHALLOW ? Of::slot_of(slot, depth) : slot;
+        const int free = SHALLOW ? Of::slot_of(slot, depth) : slot;
         if (left > 0) {
-            fetch_weights(w, step + depth, free);
-            fetch_inputs(step + depth, free);
+            fetch_weights(step_bytes, free);
+            fetch_inputs(free);
         } else if constexpr (AHEAD) {
             if (left == 0) {
                 ahead = next(BITS8, &following);
                 // A walk shorter than what is under way: then every slot starts anew.
                 if (ahead != kNothing && following->tiles < depth) ahead = kNothing;
-                if (ahead == kWeightsAndInputs) find_inputs(*following);
+                if (ahead != kNothing) weights_at = following->weights + 16 * lane_index;
+                if (ahead == kWeightsAndInputs) find_inputs(*following, 0);
             }
-            if (ahead != kNothing) fetch_weights(*following, -left, free);
-            if (ahead == kWeightsAndInputs) fetch_inputs(-left, free);
+            if (ahead != kNothing) fetch_weights(following->step_bytes, free);
+            if (ahead == kWeightsAndInputs) fetch_inputs(free);
         }
         commit();
         slot = Of::slot_of(slot, 1);

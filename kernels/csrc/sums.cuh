@@ -69,10 +69,16 @@ __device__ __forceinline__ void add_warps(const float* buffer, int stride, float
 }
 
 __device__ __forceinline__ void add_parts(const float* from, int parts, int stride, float (&v)[4]) {
+    constexpr int kTogether = 4;  // reads under way at once
     v[0] = v[1] = v[2] = v[3] = 0.0f;
-    for (int part = 0; part < parts; ++part) {
-        const float4 f = __ldcg(reinterpret_cast<const float4*>(from + part * stride) + (threadIdx.x & 31));
-        v[0] += f.x, v[1] += f.y, v[2] += f.z, v[3] += f.w;
+    for (int first = 0; first < parts; first += kTogether) {
+        float4 f[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i)
+            if (first + i < parts) f[i] = __ldcg(reinterpret_cast<const float4*>(from + (first + i) * stride) + (threadIdx.x & 31));
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i)
+            if (first + i < parts) v[0] += f[i].x, v[1] += f[i].y, v[2] += f[i].z, v[3] += f[i].w;
     }
 }
 
