@@ -49,18 +49,18 @@ class KernelCurve(BaseModel):
         return max(device_seconds, self.host_start_seconds + host_bytes / rate)
 
 
-# What the engine runs: docs/measurements/2026-11-29-h200-data-plane.md, experts of 5120 x 2304 at
+# What the engine runs: docs/measurements/2026-11-30-h200-host-experts.md, experts of 5120 x 2304 at
 # K = 3 (13,271,040 B), 1, 6, 12, 24, 36 and 48 distinct, all in device memory; host experts of six.
 _EXPERT = 3 * 5120 * 2304 * 3 // 8
 H200 = KernelCurve(
     name="expert_kernels on H200",
     device_points=(
-        (_EXPERT, 89.1e-6),
-        (6 * _EXPERT, 98.1e-6),
-        (12 * _EXPERT, 169.8e-6),
-        (24 * _EXPERT, 292.8e-6),
-        (36 * _EXPERT, 420.8e-6),
-        (48 * _EXPERT, 550.4e-6),
+        (_EXPERT, 58.6e-6),
+        (6 * _EXPERT, 94.7e-6),
+        (12 * _EXPERT, 157.6e-6),
+        (24 * _EXPERT, 273.7e-6),
+        (36 * _EXPERT, 403.8e-6),
+        (48 * _EXPERT, 528.5e-6),
     ),
     host_start_seconds=35e-6,
 )

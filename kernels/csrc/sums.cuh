@@ -69,20 +69,10 @@ __device__ __forceinline__ void add_warps(const float* buffer, int stride, float
 }
 
 __device__ __forceinline__ void add_parts(const float* from, int parts, int stride, float (&v)[4]) {
-    constexpr int kTogether = 7;  // reads under way at once, some of them of the last part again
     v[0] = v[1] = v[2] = v[3] = 0.0f;
-#pragma unroll 1
-    for (int first = 0; first < parts; first += kTogether) {
-        float4 f[kTogether];
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i)
-            f[i] = __ldcg(reinterpret_cast<const float4*>(from + min(first + i, parts - 1) * stride) + (threadIdx.x & 31));
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-            const bool added = first + i < parts;
-            v[0] = added ? v[0] + f[i].x : v[0], v[1] = added ? v[1] + f[i].y : v[1];
-            v[2] = added ? v[2] + f[i].z : v[2], v[3] = added ? v[3] + f[i].w : v[3];
-        }
+    for (int part = 0; part < parts; ++part) {
+        const float4 f = __ldcg(reinterpret_cast<const float4*>(from + part * stride) + (threadIdx.x & 31));
+        v[0] += f.x, v[1] += f.y, v[2] += f.z, v[3] += f.w;
     }
 }
 

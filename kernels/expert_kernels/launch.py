@@ -28,11 +28,12 @@ DENSE_ROWS = 768
 BLOCK = 128  # columns of a unit, and the rotation's block
 # Some 60 blocks share the link, so many that one expert's units are whole rounds of them: 1 of
 # 7168 x 2048, in 64 units of gate and up, takes 343 us with 48 blocks and 335 with 64; of 5120 x
-# 2304, in 252, 273 and with 64 271.
+# 2304 with one pick, in 252 short units, 274, 271.7 and 269.9 with 40, 63 and 126.
 HOST_BLOCKS = 60
+MANY_SHORT_UNITS = 240
 # Where the device's experts take as long, host experts get near twice their share of the blocks, so
-# that the link is full from the begin to the end: 24 touched, 1 on the host take 294, 283, 284 us
-# with 160, 178, 200, and 295 to 337 with 92 to 150; 24 and 2 on the host 531, 530, 530.
+# that the link is full from the begin to the end: 24 touched, 1 on the host take 287, 278, 279, 285
+# us with 165, 180, 200, 220, and 316 to 322 with 95 to 150; 24 and 2 on the host 530 to 532.
 LINK_PERCENT = 180
 # Under way over the link: 0.1 to 0.2 MB fill it, and a block's other reads wait behind its own. One
 # of 5120 x 2304 with 2, 3, 4, 6, 8 stages a warp: 272, 270, 270, 272, 277 us.
@@ -183,7 +184,8 @@ def _host_blocks(hidden: int, intermediate: int, split_a: int, split_b: int) -> 
     units = max(intermediate // BLOCK * split_a, hidden // BLOCK * split_b)
     if units <= HOST_BLOCKS:
         return HOST_BLOCKS // units * units
-    return -(-units // round(units / HOST_BLOCKS))
+    near = HOST_BLOCKS if units < MANY_SHORT_UNITS else 2 * HOST_BLOCKS
+    return -(-units // round(units / near))
 
 
 def _parts(k: int, units: int, most: float) -> int:

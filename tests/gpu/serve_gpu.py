@@ -129,7 +129,8 @@ def without_texts(run: dict[str, Any]) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--experts", type=int, default=64, help="of each of 4 layers")
+    parser.add_argument("--experts", type=int, default=64, help="of each layer")
+    parser.add_argument("--layers", type=int, default=4, help="of the models of true shape")
     parser.add_argument("--only", nargs="+", choices=list(CASES), help="instead of all of --ranks")
     parser.add_argument("--ranks", type=int, default=1, help="2: also cases over two GPUs")
     parser.add_argument("--expert-parallel", action="store_true", help="of those, EP instead of TP")
@@ -152,7 +153,7 @@ def main() -> int:
     ]
     say(predicted=PREDICTED)
     a.work.mkdir(parents=True, exist_ok=True)
-    models = specs(a.experts, small=a.device == "cpu")
+    models = specs(a.experts, a.layers, small=a.device == "cpu")
     prepare(a.work, {name: models[name] for name in {CASES[case].model for case in a.only}})
     if a.make:
         return 0

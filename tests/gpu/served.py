@@ -38,11 +38,11 @@ class Case:
         return 64 if self.model == "decided" else 4
 
 
-def specs(experts: int, small: bool = False) -> dict[str, Any]:
+def specs(experts: int, layers: int = 4, small: bool = False) -> dict[str, Any]:
     """The models by name; `small`: the decided one, too, for a CPU."""
     from appliance.checkpoint.synth import SynthSpec
 
-    true: dict[str, Any] = {"layers": 4, "hidden_size": 5120, "intermediate_size": 2304,
+    true: dict[str, Any] = {"layers": layers, "hidden_size": 5120, "intermediate_size": 2304,
                             "experts": experts, "top_k": 6, "heads": 32, "kv_heads": 8}  # fmt: skip
     little: dict[str, Any] = {"layers": 2, "hidden_size": 512, "experts": 32, "top_k": 2}
     return {
