@@ -106,13 +106,13 @@ def test_blocks_for_the_link_leave_no_round_of_an_experts_units_with_many_of_the
     plan = launch.decode(tokens, hidden, inner, 132, top_k=top_k)
     units = max(inner // 128 * plan.split_a, hidden // 128 * plan.split_b)
     rounds = -(-units // plan.host_blocks)
-    assert 31 <= plan.host_blocks <= 90
+    assert 31 <= plan.host_blocks <= (90 if units < launch.MANY_SHORT_UNITS else 160)
     assert rounds * plan.host_blocks - units < rounds or plan.host_blocks % units == 0
 
 
 @pytest.mark.parametrize(
     ("shape", "top_k", "blocks"),
-    [((5120, 2304), 6, 40), ((7168, 2048), 6, 64), ((5120, 2304), 1, 63), ((7168, 2048), 1, 64)],
+    [((5120, 2304), 6, 40), ((7168, 2048), 6, 64), ((5120, 2304), 1, 126), ((7168, 2048), 1, 128)],
 )
 def test_an_h200_reads_over_the_link_with_the_blocks_that_were_measured(
     shape: tuple[int, int], top_k: int, blocks: int
