@@ -1,11 +1,14 @@
 """Fixtures every test may use."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+# A script's run in the background ignores Ctrl-C, and so would what tests start and stop by it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
