@@ -115,12 +115,15 @@ template <int BITS8, int CODEBOOK, int GROUPS, int TILES, bool AHEAD, bool SHALL
 __device__ __forceinline__ void walk(
     const Walk& w, Ring& ring, float (&acc)[TILES][GROUPS][4], const Ready& ready, const Next& next) {
     using Of = Stages<BITS8, GROUPS, TILES>;
-    constexpr int kWeightBytes = Of::kWeightBytes, kStageBytes = Of::kStageBytes, kStages = Of::kStages;
+    constexpr int kWeightBytes = Of::kWeightBytes, kStages = Of::kStages;
     const int lane_index = threadIdx.x & 31;
     const Lane<BITS8> lane(lane_index);
     uint32_t lane_at = of_this_lane(ring.at);
     asm("" : "+r"(lane_at));  // kept: five instructions a step otherwise
-    const char* weights_at;  // of the next step to be fetched, this lane's
+    int slot = AHEAD ? ring.slot : 0;
+    int asked = AHEAD && ring.ahead != kNothing ? ring.asked : 0;
+    // Of the next step to be fetched, this lane's.
+    const char* weights_at = w.weights + 16 * lane_index + asked * w.step_bytes;
     const char* input_at[Of::kInputChunks];
     bool input_row[Of::kInputChunks];
     const auto find_inputs = [&](const Walk& of, int step) {
@@ -151,11 +154,8 @@ __device__ __forceinline__ void walk(
                 *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(ring.at + slot + at);
         }
     };
-    int slot = AHEAD ? ring.slot : 0;
-    int asked = AHEAD && ring.ahead != kNothing ? ring.asked : 0;
     int depth = kStages;
     if constexpr (SHALLOW) depth = max(asked, min(w.depth, kStages));
-    weights_at = w.weights + 16 * lane_index + asked * w.step_bytes;
     const auto ask_more = [&](int from) {
         for (int s = from; s < depth; ++s)
             if (s < w.tiles) fetch_weights(w.step_bytes, Of::slot_of(slot, s));
