@@ -67,10 +67,9 @@ PREDICTED = {
     "texts of which one card is sure, all equal. With two experts swapped on the last rank more "
     "than half of the texts part, most where one card is sure",
     "drawn model, two cards": "late, some texts part: experts are nearly tied",
-    "steps": "within 10 % of the planner's at 1 and 4 streams: decided 2.33 and 6.94 ms, "
-    "decided-tp2 2.40 and 3.63, decided-ep2 2.40 and 4.52, decided-half-ep2 2.77 and 7.06; 2.40 "
-    "over two ranks is the engine's own time. With --tokens it shares its client's process, "
-    "and one stream takes 2.3 to 2.9",
+    "steps": "within 10 % of the planner's at 1 and 4 streams (predicted_ms of each case). With 4 "
+    "layers over two ranks one stream is the engine's own time, 2.0 to 2.7 ms, for 2.40: take 16. "
+    "With --tokens it shares its client's process, and one stream takes 2.3 to 2.9",
     "known answers of the tiny model": "all, while its slots move, too",
 }
 
