@@ -19,7 +19,8 @@ OPENSSL_SECONDS = 60.0
 def ready_certificate(spec: ServeSpec, *, make: bool) -> None:
     """The certificate and key of the spec are there and belong together.
 
-    With `make`, made where there are none, or none that can be served for much longer. Raises UsageError or ServeError with what is wrong.
+    With `make`, made where there are none, or none that can be served for much longer. Raises
+    UsageError or ServeError with what is wrong.
     """
     if spec.certificate is None or spec.certificate_key is None:
         return
