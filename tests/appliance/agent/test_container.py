@@ -159,6 +159,26 @@ def test_a_failure_that_is_held_stays_up_says_why_and_ends_with_the_code_when_st
     assert running.end() == 5
 
 
+def test_a_failure_is_held_also_where_its_reason_cannot_be_written(container, tmp_path):
+    (tmp_path / "state" / "failure.json" / "in the way").mkdir(parents=True)
+    running = container(MODEL="/nowhere", HOLD_ON_FAILURE="true")
+    health = running.wait(lambda health: health.body["held"])
+    assert not health.ready and "/nowhere" in health.body["message"]
+    assert running.end() == 5
+    assert "cannot write" in running.log.read_text()
+
+
+def test_a_state_directory_that_cannot_take_the_caches_is_held_like_any_other_failure(
+    container, model, tmp_path
+):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "cache").write_text("a file where a folder should be")
+    running = container(MODEL=model, HOLD_ON_FAILURE="true")
+    health = running.wait(lambda health: health.body["held"])
+    assert health.body["message"].startswith("bind failed: ") and "cache" in health.body["message"]
+    assert running.end() == 6
+
+
 def test_an_unknown_setting_is_wrong_usage_and_suggests_the_right_one(container, model):
     running = container(MODEL=model, STREEMS="4")
     assert running.process.wait(20) == 2
