@@ -92,12 +92,22 @@ def inside(release: Release, argv: Sequence[str], limit_seconds: float) -> tuple
             container=CONTAINER, command=list(argv), stdout=True, stderr=True,
             _preload_content=False,
         )  # fmt: skip
+        return verdict(session, argv, limit_seconds)
+
+
+def verdict(session: Any, argv: Sequence[str], limit_seconds: float) -> tuple[int, str]:
+    """Exit code and output of an exec's session. Raises ServeError where it ends without a code."""
+    try:
         session.run_forever(timeout=limit_seconds)
-        if session.is_open():
-            session.close()
-            raise ServeError(f"{' '.join(argv)} did not end within {limit_seconds:.0f} s")
         code = session.returncode  # before the output: reading that throws the verdict away
-        return int(code), str(session.read_all())
+    except Exception as error:
+        # Of a container that goes meanwhile the client says nothing of its own: it stumbles over
+        # the status that did not come (TypeError, KeyError), or over the connection.
+        raise ServeError(f"{' '.join(argv)}: the container was gone before it ended") from error
+    if code is None:
+        session.close()
+        raise ServeError(f"{' '.join(argv)} did not end within {limit_seconds:.0f} s")
+    return int(code), str(session.read_all())
 
 
 def once(release: Release, image: str, argv: Sequence[str], *, state: bool) -> tuple[str, str]:
@@ -123,12 +133,16 @@ def _ended(core: Any, plain: Any, release: Release, name: str) -> tuple[str, str
     deadline = time.monotonic() + ONCE_SECONDS
     pod: Any = {"status": {}}
     while time.monotonic() < deadline:
-        pod = plain(core.read_namespaced_pod(name, release.namespace))
+        pod = plain(
+            core.read_namespaced_pod(name, release.namespace, _request_timeout=LIMIT_SECONDS)
+        )
         phase = pod["status"].get("phase")
         if refused := refusal(pod):
             raise ServeError(refused, fix="kubectl describe node says what is taken there")
         if phase in ("Succeeded", "Failed"):
-            text = core.read_namespaced_pod_log(name, release.namespace)
+            text = core.read_namespaced_pod_log(
+                name, release.namespace, _request_timeout=LIMIT_SECONDS
+            )
             if phase == "Succeeded":
                 digest = pod["status"]["containerStatuses"][0].get("imageID") or ""
                 return str(text), digest.rpartition("@")[2].rpartition("//")[2]

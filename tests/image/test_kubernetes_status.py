@@ -3,7 +3,7 @@
 import pytest
 
 from appliance.errors import ServeError, UsageError
-from appliance.serve.kubernetes import Release, _sentence, scale
+from appliance.serve.kubernetes import Release, _sentence, scale, verdict
 from appliance.serve.pods import explain, once_pod, refusal
 
 RELEASE = Release("flash", "serving")
@@ -112,3 +112,46 @@ def test_no_rights_is_one_sentence_with_the_rights_to_ask_for(status):
     error = _sentence(status, "Forbidden", RELEASE)
     assert isinstance(error, ServeError)
     assert "namespace serving" in error.message and "pods/log" in error.fix
+
+
+class Session:
+    """The kubernetes client's websocket: what its `returncode` does when no status came."""
+
+    def __init__(self, *, status: dict | None, is_open: bool = False) -> None:
+        self.status, self.open, self.closed = status, is_open, False
+
+    def run_forever(self, timeout: float) -> None:
+        pass
+
+    @property
+    def returncode(self) -> int | None:
+        if self.open:
+            return None
+        if self.status["status"] == "Success":
+            return 0
+        return int(self.status["details"]["causes"][0]["message"])
+
+    def close(self) -> None:
+        self.closed = True
+
+    def read_all(self) -> str:
+        return "said"
+
+
+def test_a_command_that_ends_gives_its_code_and_its_words():
+    failed = {"status": "Failure", "details": {"causes": [{"message": "3"}]}}
+    assert verdict(Session(status=failed), ["appliance", "drain"], 5.0) == (3, "said")
+    assert verdict(Session(status={"status": "Success"}), ["appliance"], 5.0) == (0, "said")
+
+
+@pytest.mark.parametrize("status", [None, {"status": "Failure", "message": "container is gone"}])
+def test_a_container_that_goes_while_a_command_runs_in_it_is_a_sentence(status):
+    with pytest.raises(ServeError, match="appliance health: the container was gone before"):
+        verdict(Session(status=status), ["appliance", "health"], 5.0)
+
+
+def test_a_command_that_takes_too_long_is_let_go_with_the_limit():
+    session = Session(status=None, is_open=True)
+    with pytest.raises(ServeError, match="appliance drain did not end within 5 s"):
+        verdict(session, ["appliance", "drain"], 5.0)
+    assert session.closed
