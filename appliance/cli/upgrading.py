@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -186,7 +187,8 @@ def _wanted(
             raise UsageError("to what? Give --image, --model or both")
         if plan is not None:
             raise UsageError("a container plans for itself", fix="set APPLIANCE_PLAN there")
-        record = f"{release}-{int(time.time()):x}"
+        # What the chart and .env take as it stands: refused there, the old one would have stopped.
+        record = f"{re.sub('[^A-Za-z0-9.-]', '-', release)}-{int(time.time()):x}"
         return world.place.target(current, release, image, model, record)
     if model is None:
         raise UsageError("which checkpoint? Give --model", fix="--at for a container")
