@@ -50,7 +50,7 @@ def runner_at(at: str | None, chart: Path | None, compose_file: Path) -> Runner:
     from appliance.upgrade.away import Away
 
     place = place_at(at, chart, compose_file, settings)
-    files = Files.of(settings.state_dir / "at" / at.replace(":", "-").replace("/", "-"))
+    files = Files.of(settings.state_dir / "at" / place.folder)
     make_folder(files)
     limit = settings.start_limit_seconds or LIMIT_SECONDS
     world = Away(place, settings.drain_seconds, limit, settings.image_public_key)
@@ -59,7 +59,7 @@ def runner_at(at: str | None, chart: Path | None, compose_file: Path) -> Runner:
 
 def place_at(at: str, chart: Path | None, compose_file: Path, settings: Settings) -> Compose | Helm:
     """Raises UsageError where `at` names no place."""
-    from appliance.serve.kubernetes import Release
+    from appliance.serve.kubernetes import Release, current_context
     from appliance.upgrade.compose import IMAGES, Compose
     from appliance.upgrade.helm import Helm
 
@@ -79,7 +79,9 @@ def place_at(at: str, chart: Path | None, compose_file: Path, settings: Settings
     namespace, slash, release = name.partition("/")
     if kind == "kubernetes" and slash and namespace and release:
         grace = settings.drain_seconds + GRACE_SECONDS
-        return Helm(Release(release, namespace), chart, inherited, grace)
+        # Asked once: an upgrade that takes an hour stays with the cluster that it began in.
+        where = Release(release, namespace, current_context())
+        return Helm(where, chart, inherited, grace)
     raise UsageError(
         f"--at {at} names no place", fix="compose, compose:demo or kubernetes:NAMESPACE/RELEASE"
     )

@@ -35,6 +35,18 @@ class Release:
         return f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component=appliance"
 
 
+def current_context() -> str | None:
+    """The context that kubectl would use now. None where none can be read: a look says why."""
+    try:
+        import kubernetes
+    except ImportError:
+        return None
+    try:
+        return str(kubernetes.config.list_kube_config_contexts()[1]["name"])
+    except (kubernetes.config.ConfigException, KeyError, TypeError):
+        return None
+
+
 def status(release: Release) -> Found:
     """How the release is. Raises ServeError where it is not there or nobody may look."""
     with _client(release) as (core, apps, plain):

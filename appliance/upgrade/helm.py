@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from appliance import process
 from appliance.errors import ServeError, UsageError
@@ -33,6 +34,12 @@ class Helm:
     chart: Path | None
     inherited: Mapping[str, str]
     grace_seconds: float
+
+    @property
+    def folder(self) -> Path:
+        """Of its record. Names of contexts may hold anything, those of addresses for one."""
+        context = quote(self.release.context or "current", safe="")
+        return Path("kubernetes", context, self.release.namespace, self.release.name)
 
     def served(self) -> Deployment:
         """What runs now. Raises UsageError where no revision is deployed."""

@@ -1,10 +1,11 @@
 """--at: which container is meant, and a sentence where none is."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from appliance.cli.at import place_at
+from appliance.cli.at import place_at, runner_at
 from appliance.errors import UsageError
 from appliance.settings import read_settings
 from appliance.upgrade.compose import Compose
@@ -34,6 +35,40 @@ def test_a_helm_release_is_named_with_its_namespace(file):
     found = place("kubernetes:serving/flash", file)
     assert isinstance(found, Helm)
     assert (found.release.namespace, found.release.name) == ("serving", "flash")
+
+
+def test_each_appliance_has_a_record_of_its_own(file, tmp_path, monkeypatch):
+    """One that is read as another's would give it that one's settings, and its revisions."""
+    monkeypatch.delenv("COMPOSE_PROJECT_NAME", raising=False)
+    monkeypatch.setenv("APPLIANCE_STATE_DIR", str(tmp_path / "state"))
+    other = tmp_path / "other" / "compose.yaml"
+    other.parent.mkdir()
+    other.write_text("services: {}\n")
+    places = [("compose", file), ("compose:demo", file), ("compose", other),
+              ("kubernetes:llm-prod/flash", file), ("kubernetes:llm/prod-flash", file)]  # fmt: skip
+    folders = [runner_at(at, None, compose).folder for at, compose in places]
+    assert len(set(folders)) == 5 and all(one.is_dir() for one in folders)
+    assert runner_at("compose:appliance", None, file).folder == folders[0]
+
+
+def test_a_cluster_is_the_one_that_was_current_when_the_command_began(file, monkeypatch):
+    class Client:
+        """The part of the kubernetes client that reads kubeconfig."""
+
+        class config:
+            ConfigException = RuntimeError
+            current = "arn:aws:eks:eu-west-1:1:cluster/staging"
+
+            @classmethod
+            def list_kube_config_contexts(cls):
+                return [], {"name": cls.current}
+
+    monkeypatch.setitem(sys.modules, "kubernetes", Client)
+    staging = place("kubernetes:serving/flash", file)
+    Client.config.current = "prod"
+    assert staging.release.context == "arn:aws:eks:eu-west-1:1:cluster/staging"
+    assert staging.folder.parts[1] == "arn%3Aaws%3Aeks%3Aeu-west-1%3A1%3Acluster%2Fstaging"
+    assert place("kubernetes:serving/flash", file).folder != staging.folder
 
 
 @pytest.mark.parametrize(
