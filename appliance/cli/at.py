@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -92,12 +93,23 @@ def status_at(at: str, compose_file: Path, *, json: bool) -> int:
     place = place_at(at, None, compose_file, read_settings())
     seen = place.look()
     if seen.state != "ready":
-        render.table([("state", seen.state), ("", seen.reason), ("fix", seen.fix)])
+        if json:
+            render.as_json(_not_ready(seen.state, seen.reason, seen.fix))
+        else:
+            render.table([("state", seen.state), ("", seen.reason), ("fix", seen.fix)])
         return 3
     words = ("appliance", "status", *(("--json",) if json else ()))
     code, said = place.inside(words, STATUS_SECONDS)
+    if json:  # what it said on stderr came with it
+        start, end = said.find("{"), said.rfind("}") + 1
+        said = said[start:end] if end else dumps(_not_ready("unknown", said.strip(), None))
     render.lines(said.splitlines())
     return code
+
+
+def _not_ready(phase: str, message: str | None, fix: str | None) -> dict[str, object]:
+    """The names that `status --json` has where it can be asked."""
+    return {"serving": False, "phase": phase, "message": message, "fix": fix}
 
 
 def logs_at(at: str, compose_file: Path, lines: int) -> None:

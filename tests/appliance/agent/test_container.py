@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,10 @@ def free_port() -> int:
 class Container:
     """What `appliance container` is to whoever runs it: variables, a log, signals, an exit code."""
 
-    def __init__(self, folder: Path, *arguments: str, **settings: str) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, before: tuple[str, ...] = (),
+        stderr: int | None = None, **settings: str,
+    ) -> None:  # fmt: skip
         python = folder / "python"
         python.write_text(f'#!/bin/sh\nexec {sys.executable} {STANDIN} "$@"\n')
         python.chmod(python.stat().st_mode | stat.S_IXUSR)
@@ -55,8 +59,8 @@ class Container:
         self.log = folder / "log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "appliance.cli", "container", *arguments],
-                env=environment, stdout=log, stderr=log,
+                [*before, sys.executable, "-m", "appliance.cli", "container", *arguments],
+                env=environment, stdout=log, stderr=stderr or log,
             )  # fmt: skip
 
     def health(self) -> Health | None:
@@ -97,8 +101,8 @@ def model(tmp_path_factory) -> str:
 def container(tmp_path):
     made = []
 
-    def start(*arguments: str, **settings: str) -> Container:
-        made.append(Container(tmp_path, *arguments, **settings))
+    def start(*arguments: str, **how) -> Container:
+        made.append(Container(tmp_path, *arguments, **how))
         return made[-1]
 
     yield start
@@ -120,6 +124,59 @@ def test_it_serves_through_all_four_steps_and_ends_with_0_when_stopped(container
     assert [s for s in steps if s in ("preflight", "plan", "bind", "engine")][:4] == [
         "preflight", "plan", "bind", "engine"
     ]  # fmt: skip
+
+
+def streamed(running: Container, tokens: int) -> Iterator[list[str]]:
+    """A request under way in a thread, and its text once it is over."""
+    got: list[str] = []
+    asked = {**LONG, "max_tokens": tokens}
+
+    def ask() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
+        key = first_key(running.files.keys)
+        connection.request("POST", "/v1/completions", json.dumps(asked),
+                           {"Authorization": f"Bearer {key}"})  # fmt: skip
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            got.append(connection.getresponse().read().decode())
+        connection.close()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    control = Client("127.0.0.1", running.port, first_key(running.files.control_key))
+    while not control.get("/gateway/state")["in_flight"]:
+        time.sleep(0.02)
+    yield got
+    thread.join(60)
+
+
+def test_when_nobody_reads_its_log_any_more_it_serves_on_and_still_drains(container, model):
+    """As where the journal is restarted, or the `tee` behind it is ended."""
+    reading, writing = os.pipe()
+    running = container(MODEL=model, stderr=writing)
+    os.close(writing)
+    threading.Thread(target=lambda: os.read(reading, 1 << 20), daemon=True).start()
+    running.wait_ready()
+    os.close(reading)
+    with contextlib.contextmanager(streamed)(running, 40) as got:
+        assert running.end() == 0
+    assert got and got[0].count("data: {}") == 40
+
+
+def test_a_terminal_that_goes_away_drains_it_and_leaves_no_engine_behind(container, model):
+    running = container(MODEL=model)
+    running.wait_ready()
+    with contextlib.contextmanager(streamed)(running, 40) as got:
+        assert running.end(signal.SIGHUP) == 0
+    assert got and got[0].count("data: {}") == 40
+    assert not read_state(running.files).engine_is_running
+
+
+def test_what_nohup_started_serves_on_when_the_terminal_goes_away(container, model):
+    running = container(MODEL=model, before=("nohup",))
+    running.wait_ready()
+    running.process.send_signal(signal.SIGHUP)
+    time.sleep(1.0)
+    assert running.process.poll() is None and running.health().ready
 
 
 def test_metrics_name_plan_phase_and_findings(container, model):
