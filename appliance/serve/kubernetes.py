@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from appliance.errors import ServeError, UsageError
-from appliance.serve.pods import Found, explain, once_pod, refusal, unscheduled, waiting_reason
+from appliance.serve.pods import (
+    Found,
+    explain,
+    explain_install,
+    once_pod,
+    refusal,
+    unscheduled,
+    waiting_reason,
+)
 
 CONTAINER = "appliance"
 LIMIT_SECONDS = 30
@@ -32,7 +40,10 @@ class Release:
 
     @property
     def selector(self) -> str:
-        return f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component=appliance"
+        return self.part("appliance")
+
+    def part(self, component: str) -> str:
+        return f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component={component}"
 
 
 def current_context() -> str | None:
@@ -50,6 +61,8 @@ def current_context() -> str | None:
 def status(release: Release) -> Found:
     """How the release is. Raises ServeError where it is not there or nobody may look."""
     with _client(release) as (core, apps, plain):
+        if not _deployments(apps, release) and (stopped := _install(core, plain, release)):
+            return stopped
         deployment = _deployment(apps, release)
         listed = core.list_namespaced_pod(
             release.namespace, label_selector=release.selector, _request_timeout=LIMIT_SECONDS
@@ -167,12 +180,33 @@ def _ended(core: Any, plain: Any, release: Release, name: str) -> tuple[str, str
     raise ServeError(f"a pod with that image did not end within {ONCE_SECONDS:.0f} s{why}")
 
 
-def _deployment(apps: Any, release: Release) -> Any:
-    found = apps.list_namespaced_deployment(
+def _install(core: Any, plain: Any, release: Release) -> Found | None:
+    """Of a release that has only got as far as its preflight, which runs before all else."""
+    listed = core.list_namespaced_pod(
+        release.namespace, label_selector=release.part("preflight"), _request_timeout=LIMIT_SECONDS
+    )
+    pods = plain(listed)["items"]
+    log = ""
+    if failed := [pod for pod in pods if pod["status"].get("containerStatuses")]:
+        newest = max(failed, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+        if newest["status"].get("phase") == "Failed":
+            log = core.read_namespaced_pod_log(
+                newest["metadata"]["name"], release.namespace, _request_timeout=LIMIT_SECONDS
+            )
+    events = core.list_namespaced_event(release.namespace, _request_timeout=LIMIT_SECONDS)
+    return explain_install(release.name, pods, str(log), plain(events)["items"])
+
+
+def _deployments(apps: Any, release: Release) -> list[Any]:
+    return list(apps.list_namespaced_deployment(
         release.namespace,
         label_selector=f"app.kubernetes.io/instance={release.name}",
         _request_timeout=LIMIT_SECONDS,
-    ).items
+    ).items)  # fmt: skip
+
+
+def _deployment(apps: Any, release: Release) -> Any:
+    found = _deployments(apps, release)
     if len(found) != 1:
         raise ServeError(
             f"there is no release {release.name} of the chart in namespace {release.namespace}",
