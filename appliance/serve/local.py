@@ -29,6 +29,7 @@ from appliance.serve.state import (
 )
 
 TICK_SECONDS = 0.2
+ANSWER_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,11 @@ def detach(
         time.sleep(TICK_SECONDS)
 
 
-def status(files: Files) -> Status | None:
-    """What runs from this state directory; None where nothing ever did."""
+def status(files: Files, answer_seconds: float = ANSWER_SECONDS) -> Status | None:
+    """What runs from this state directory; None where nothing ever did.
+
+    `answer_seconds`: how long each of two questions waits for the engine.
+    """
     state = read_state(files)
     if state is None:
         return None
@@ -97,7 +101,8 @@ def status(files: Files) -> Status | None:
         return Status(state.model_copy(update={"phase": "failed", "message": _orphaned(state)}))
     if state.phase in ("starting", "proving"):
         return Status(state)
-    client = Client(state.host, state.port, first_key(files.control_key), state.certificate)
+    key = first_key(files.control_key)
+    client = Client(state.host, state.port, key, state.certificate, answer_seconds)
     return Status(state, _ask(client, "/appliance/state"), _ask(client, "/gateway/state"))
 
 

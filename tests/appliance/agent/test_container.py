@@ -69,6 +69,14 @@ class Container:
         except ServeError:
             return None
 
+    def metrics(self) -> str:
+        connection = http.client.HTTPConnection("127.0.0.1", self.agent_port, timeout=30)
+        try:
+            connection.request("GET", "/metrics")
+            return connection.getresponse().read().decode()
+        finally:
+            connection.close()
+
     def wait(self, what, seconds: float = 40.0) -> Health:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -182,10 +190,7 @@ def test_what_nohup_started_serves_on_when_the_terminal_goes_away(container, mod
 def test_metrics_name_plan_phase_and_findings(container, model):
     running = container(MODEL=model, RELEASE="9.9")
     running.wait_ready()
-    connection = http.client.HTTPConnection("127.0.0.1", running.agent_port, timeout=10)
-    connection.request("GET", "/metrics")
-    text = connection.getresponse().read().decode()
-    connection.close()
+    text = running.metrics()
     assert 'moe_appliance_plan_experts{rank="0",home="host"}' in text
     assert 'moe_appliance_info{release="9.9",image_digest=""} 1' in text
     assert 'moe_appliance_preflight_findings{severity="fail"} 0' in text
@@ -214,6 +219,37 @@ def test_a_failure_that_is_held_stays_up_says_why_and_ends_with_the_code_when_st
     time.sleep(1.0)
     assert running.process.poll() is None
     assert running.end() == 5
+
+
+def test_a_failure_that_is_held_before_there_was_an_engine_is_the_phase_that_alerts_see(container):
+    running = container(MODEL="/nowhere", HOLD_ON_FAILURE="true")
+    running.wait(lambda health: health.body["held"])
+    text = running.metrics()
+    assert 'moe_appliance_phase{phase="failed"} 1\n' in text
+    assert 'moe_appliance_phase{phase="ready"} 0\n' in text
+    assert "\nmoe_appliance_phase_since_seconds " not in text  # unknown is no 0
+
+
+def test_metrics_are_answered_in_time_while_the_engine_is_silent_and_say_nothing_of_before(
+    container, model
+):
+    running = container(MODEL=model, HANG_SECONDS="120")
+    running.wait_ready()
+    deadline = time.monotonic() + 20
+    while "vllm:num_requests_running" not in running.metrics():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    os.kill(read_state(running.files).engine_pid, signal.SIGSTOP)
+    try:
+        while "vllm:num_requests_running" in running.metrics():
+            assert time.monotonic() < deadline + 30
+            time.sleep(0.5)
+        began = time.monotonic()
+        text = running.metrics()
+        assert time.monotonic() - began < 8
+        assert 'moe_appliance_phase{phase="' in text and "moe_appliance_picks_total" not in text
+    finally:
+        os.kill(read_state(running.files).engine_pid, signal.SIGCONT)
 
 
 def test_a_failure_is_held_also_where_its_reason_cannot_be_written(container, tmp_path):
