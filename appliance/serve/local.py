@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from appliance import process
 from appliance.errors import ServeError
@@ -131,19 +131,36 @@ def stop(files: Files, observe: Callable[[State], None], limit_seconds: float) -
 
 
 def log_lines(path: Path, lines: int, *, follow: Callable[[], bool]) -> Iterator[str]:
-    """The last lines of a log, then new ones as they come for as long as `follow()` says so."""
+    """The last lines of a log, then new ones as they come for as long as `follow()` says so.
+
+    Also those of the file that takes this one's place: an engine that is started again has its own.
+    """
     if not path.exists():
         raise ServeError(f"there is no log at {path}", fix="start one with `appliance up`")
-    with path.open("rb") as file:
-        yield from tail(path, lines)
+    file, rest = path.open("rb"), b""
+    try:
         file.seek(0, os.SEEK_END)
-        rest = b""
+        yield from tail(path, lines)
         while follow():
             rest += file.read()
             *whole, rest = rest.split(b"\n")
             yield from (line.decode("utf-8", errors="replace") for line in whole)
-            if not whole:
-                time.sleep(TICK_SECONDS)
+            if whole:
+                continue
+            if _is_another(path, file):
+                file.close()
+                file, rest = path.open("rb"), b""
+            time.sleep(TICK_SECONDS)
+    finally:
+        file.close()
+
+
+def _is_another(path: Path, file: BinaryIO) -> bool:
+    try:
+        now, followed = path.stat(), os.fstat(file.fileno())
+    except FileNotFoundError:
+        return False  # between the old log's new name and the new log
+    return (now.st_dev, now.st_ino) != (followed.st_dev, followed.st_ino)
 
 
 def _orphaned(state: State) -> str:

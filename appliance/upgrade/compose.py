@@ -96,7 +96,7 @@ class Compose:
         found = docker.composed(self.project, self.service)
         if found is None or not found.running:
             raise ServeError(f"the service {self.service} does not run")
-        return docker.inside(found.id, argv)
+        return docker.inside(found.id, argv, limit_seconds)
 
     def once(self, deployment: Deployment, argv: Sequence[str], *, state: bool) -> tuple[str, str]:
         assert deployment.image is not None
@@ -131,6 +131,8 @@ class Compose:
         argv = ["docker", "compose", "-p", self.project, "-f", str(self.file), *arguments]
         try:
             code, _, said = process.output(argv, environment=kept, limit_seconds=COMPOSE_SECONDS)
+        except TimeoutError as error:
+            raise ServeError(f"docker compose {arguments[0]}: {error}") from error
         except OSError as error:
             raise ServeError(f"docker compose: {error}", fix="install docker compose v2") from error
         if code:

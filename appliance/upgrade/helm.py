@@ -140,6 +140,8 @@ class Helm:
         limit = HELM_SECONDS + 60
         try:
             code, text, said = process.output(argv, environment=self.inherited, limit_seconds=limit)
+        except TimeoutError as error:
+            raise ServeError(f"helm {arguments[0]}: {error}") from error
         except OSError as error:
             raise ServeError(f"helm: {error}", fix="install Helm 3.14 or newer") from error
         if code:
