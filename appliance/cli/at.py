@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from appliance import render
+from appliance.cli import options
 from appliance.cli.serving import files_of, supervisor_argv, wishes_of
 from appliance.errors import UsageError
 from appliance.settings import Settings, inherited_environment, read_settings
@@ -134,8 +135,9 @@ def _here(settings: Settings) -> Here:
     return Here(
         files_of(settings),
         wishes_of(settings),
-        lambda spec: supervisor_argv(spec, ignore),
+        supervisor_argv,
         inherited_environment(),
         settings.drain_seconds,
         ignore,
+        options.asked_by(settings),
     )

@@ -9,10 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.errors import ApplianceError, ServeError, UsageError
-from appliance.upgrade.book import Book, Deployment, Upgrade, only_upgrade, read_book, write_book
+from appliance.upgrade.book import (
+    BOOK,
+    Book,
+    Deployment,
+    Upgrade,
+    only_upgrade,
+    read_book,
+    write_book,
+)
 from appliance.upgrade.steps import NAMES, STEPS, Proof, Work, World, serve_previous
 
-BOOK = "deployments.json"
 UNDO_TRIES = 3
 
 
