@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -116,7 +117,8 @@ def stop(files: Files, observe: Callable[[State], None], limit_seconds: float) -
         return None
     if not state.supervisor_is_running:
         return _end_orphan(files, state)
-    os.kill(state.supervisor_pid, signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):  # it ended just now
+        os.kill(state.supervisor_pid, signal.SIGTERM)
     deadline = time.monotonic() + limit_seconds
     while state.supervisor_is_running:
         if time.monotonic() > deadline:

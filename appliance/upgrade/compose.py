@@ -68,6 +68,9 @@ class Compose:
         if model is not None:
             settings["APPLIANCE_MODEL"] = str(model)
         _, _, digest = (image or current.image or "").partition("@")
+        if settings.get("APPLIANCE_IMAGE_DIGEST", digest) != digest:
+            # Of another image: the new one would take over what that one compiled.
+            settings["APPLIANCE_IMAGE_DIGEST"] = digest
         return Deployment(
             release=release, image=image or current.image, image_digest=digest or None,
             model=model or current.model, settings=settings,

@@ -1,8 +1,10 @@
 """Switching changes the settings in .env and nothing else of that file."""
 
 import stat
+from pathlib import Path
 
-from appliance.upgrade.compose import _lines, write_env
+from appliance.upgrade.book import Deployment
+from appliance.upgrade.compose import Compose, _lines, write_env
 
 BEFORE = """# Settings of the appliance: see README.md
 # How many requests decode at once:
@@ -43,3 +45,19 @@ def test_without_the_file_it_is_made_for_its_owner_alone(tmp_path):
     write_env(tmp_path / ".env", {"APPLIANCE_STREAMS": "6"})
     assert _lines(tmp_path / ".env") == ["APPLIANCE_STREAMS=6"]
     assert stat.S_IMODE((tmp_path / ".env").stat().st_mode) == 0o600
+
+
+def test_a_digest_in_the_settings_is_the_images_own_after_an_upgrade(tmp_path):
+    """Compiled code is kept by it: a new image must not take over what the old one compiled."""
+    old, new = "sha256:" + "1" * 64, "sha256:" + "2" * 64
+    place = Compose(tmp_path / "compose.yaml", "a", "appliance", {}, 1.0)
+    now = Deployment(release="1", image=f"a@{old}", model=Path("/models/current"),
+                     settings={"APPLIANCE_IMAGE_DIGEST": old})  # fmt: skip
+    asked = place.target(now, "2", f"a@{new}", None, "2-abc")
+    assert asked.settings["APPLIANCE_IMAGE_DIGEST"] == asked.image_digest == new
+    assert place.target(now, "2", "a:2", None, "2-abc").settings["APPLIANCE_IMAGE_DIGEST"] == ""
+    kept = place.target(now, "2", None, Path("/models/next"), "2-abc")
+    assert kept.settings["APPLIANCE_IMAGE_DIGEST"] == old
+    plain = now.model_copy(update={"settings": {}})
+    asked = place.target(plain, "2", f"a@{new}", None, "2-abc")
+    assert "APPLIANCE_IMAGE_DIGEST" not in asked.settings
