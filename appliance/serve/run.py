@@ -75,8 +75,9 @@ class Run:
         if code is not None:
             reason = log.cause(self.spec.files.engine_log)
             why = f": {reason}" if reason else ""
+            doing = "serving" if self.state.phase in SERVING else self.state.phase
             raise ServeError(
-                f"the engine {log.exit_words(code)} while {self.state.phase}{why}",
+                f"the engine {log.exit_words(code)} while {doing}{why}",
                 fix=f"read the whole log: {self.spec.files.engine_log}",
             )
         if self.stop.count:
