@@ -65,6 +65,9 @@ class FileWorld:
     def served(self) -> Deployment:
         return Deployment.model_validate(self.engine["deployment"])
 
+    def is_what_serves(self, recorded: Deployment) -> bool:
+        return self.engine is None or self.served() == recorded
+
     def _around(self, call: str, work) -> None:
         self._meet(call, "before")
         work()

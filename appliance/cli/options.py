@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -139,6 +140,19 @@ def _asked(
         cache_slots=cache_slots,
         **settled,
     )
+
+
+def said(context: typer.Context, settings: Settings) -> set[str]:
+    """The fields of a policy that an option or a setting of now speaks of."""
+    named = {"context": "context_tokens", "device_memory": "device_capacity_bytes"}
+    given = {name for name in context.params if _on_the_line(context, name)}
+    fields = {field.name for field in dataclasses.fields(Policy)}
+    return fields & ({named.get(name, name) for name in given} | settings.model_fields_set)
+
+
+def _on_the_line(context: typer.Context, name: str) -> bool:
+    found = context.get_parameter_source(name)
+    return found is not None and found.name != "DEFAULT"
 
 
 def takes_policy(command: Callable[..., int | None]) -> Callable[..., int | None]:

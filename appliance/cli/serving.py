@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,7 @@ from appliance.plan.request import Policy
 from appliance.settings import Settings, inherited_environment, read_settings
 
 if TYPE_CHECKING:
+    from appliance.serve.asked import Served
     from appliance.serve.prepare import Prepared
     from appliance.serve.run import StopRequest
     from appliance.serve.spec import ServeSpec, Wishes
@@ -82,14 +84,25 @@ def up(
     policy: Policy,
     heat: options.HeatFiles = None,
     ignore: options.Ignore = None,
+    asked: Annotated[str | None, typer.Option(hidden=True)] = None,
+    line: typer.Context,
 ) -> int:
     """Plan a model on this machine, start the engine, prove it, serve it.
 
-    Without --model: what was served last time. Stop with Ctrl-C or `appliance down`.
+    Without --model: what was served last time, as and where it was, but for what is said now.
+    Stop with Ctrl-C or `appliance down`.
     """
+    from appliance.serve.asked import Asked, read_served
     from appliance.serve.prepare import Request, prepare
+    from appliance.serve.state import only_start
 
     settings = read_settings()
+    last = None if model or settings.model else read_served(files_of(settings))
+    if last is not None:
+        said = options.said(line, settings)
+        settings = _as_last(settings, last, replan=bool(said))
+        policy = replace(last.asked.policy, **{one: getattr(policy, one) for one in said})
+        heat = heat or list(last.asked.heat)
     ignored = (*(ignore or ()), *filter(None, settings.ignore_checks.split(",")))
     request = Request(
         model or settings.model,
@@ -98,16 +111,41 @@ def up(
         options.heat(heat),
         dry_run,
         ignored,
+        tuple(heat or ()),
+        Asked.model_validate_json(asked) if asked else None,
     )
-    wishes = wishes_of(settings, host=host, port=port, name=name)
-    with render.Progress("reading the checkpoint, the machine and the plan"):
-        prepared = prepare(request, wishes, files_of(settings))
-    say_findings(prepared)
-    spec = prepared.spec
-    if dry_run:
-        render.data(spec.command())
-        return 0
-    return start_detached(spec, ignored) if detach else supervise_here(spec)
+    wishes, files = wishes_of(settings, host=host, port=port, name=name), files_of(settings)
+    # Whoever started this process with what was asked holds that lock.
+    with nullcontext() if dry_run or asked else only_start(files):
+        with render.Progress("reading the checkpoint, the machine and the plan"):
+            prepared = prepare(request, wishes, files)
+        say_findings(prepared)
+        spec = prepared.spec
+        if dry_run:
+            render.data(spec.command())
+            return 0
+        return start_detached(spec, ignored) if detach else supervise_here(spec)
+
+
+def _as_last(settings: Settings, last: Served, *, replan: bool) -> Settings:
+    """The settings, and where they say nothing what was asked for last time."""
+    asked = last.asked
+    before = {
+        "model": last.model,
+        "plan": None if replan else asked.plan,
+        "host": asked.host,
+        "port": asked.port,
+        "served_name": asked.served_name,
+        "gateway_keys": asked.keys,
+    }
+    if "tls" not in settings.model_fields_set:
+        before |= {
+            "tls": asked.tls,
+            "tls_certificate": asked.certificate,
+            "tls_key": asked.certificate_key,
+        }
+    kept = {name: v for name, v in before.items() if name not in settings.model_fields_set}
+    return settings.model_copy(update=kept)
 
 
 def say_findings(prepared: Prepared) -> None:
@@ -123,9 +161,21 @@ def start_detached(spec: ServeSpec, ignore: Iterable[str]) -> int:
     from appliance.serve import local
 
     argv = supervisor_argv(spec, ignore)
-    with watched() as observe:
-        local.detach(argv, spec, inherited_environment(), observe)
+    try:
+        with watched() as observe:
+            local.detach(argv, spec, environment_of(spec), observe)
+    except KeyboardInterrupt:
+        render.say(
+            "it goes on starting in the background: `appliance status` shows it,"
+            " `appliance down` ends it"
+        )
+        return 130
     return 0
+
+
+def environment_of(spec: ServeSpec) -> dict[str, str]:
+    """What the engine or its supervisor inherits: this process's, and what was asked for."""
+    return {**inherited_environment(), **(spec.asked.variables() if spec.asked else {})}
 
 
 def supervisor_argv(spec: ServeSpec, ignore: Iterable[str]) -> list[str]:
@@ -135,6 +185,7 @@ def supervisor_argv(spec: ServeSpec, ignore: Iterable[str]) -> list[str]:
         *("--model", str(spec.model), "--plan", str(spec.plan_path), "--name", spec.served_name),
         *("--host", spec.host, "--port", str(spec.port)),
         *(f"--ignore={check}" for check in ignore),
+        *(() if spec.asked is None else ("--asked", spec.asked.model_dump_json())),
     ]
 
 

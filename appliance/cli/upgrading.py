@@ -65,7 +65,7 @@ def run(
         raise UsageError("--prove measures this host's own appliance", fix="leave out --at")
     for one in prove or ():
         proof_of(one, runner.folder)  # refused now, not after the old deployment was measured
-    current = _adopted(runner)
+    current = runner.adopted()
     wanted = _wanted(runner, current, release, model, plan, image)
     if signature is not None:
         wanted = wanted.model_copy(update={"image_signature": signature.read_text()})
@@ -84,11 +84,11 @@ def plan_(
     compose_file: ComposeAt = COMPOSE,
 ) -> None:
     """What an upgrade would change, and for how long nothing would be served. Changes nothing."""
-    from appliance.upgrade.book import changes, read_book
+    from appliance.upgrade.book import changes
     from appliance.upgrade.here import Here
 
     runner, settings = runner_at(at, chart, compose_file), read_settings()
-    current = read_book(runner.path).current or runner.world.served()
+    current = runner.current()
     wanted = _wanted(runner, current, release, model, plan, image)
     runner.world.pull(wanted)
     runner.world.verify(wanted)
@@ -137,8 +137,10 @@ def rollback(
     at: options.At = None, chart: ChartAt = None, compose_file: ComposeAt = COMPOSE
 ) -> int:
     """Back to what was served before the current deployment."""
+    runner = runner_at(at, chart, compose_file)
+    runner.adopted()
     with steadily():
-        return _told(runner_at(at, chart, compose_file).rollback())
+        return _told(runner.rollback())
 
 
 @group.command()
@@ -218,18 +220,12 @@ def _wanted(
         raise UsageError("which checkpoint? Give --model", fix="--at for a container")
     if image is not None:
         raise UsageError("there is no image on this host's own appliance", fix="--at compose")
-    return Deployment(release=release, model=model.absolute(), plan=plan and plan.absolute())
-
-
-def _adopted(runner: Runner) -> Deployment:
-    """The first upgrade records what was started before there was a record."""
-    from appliance.upgrade.book import read_book
-
-    current = read_book(runner.path).current
-    if current is None:
-        current = runner.world.served()
-        runner.adopt(current)
-    return current
+    model, plan = model.absolute(), plan and plan.absolute()
+    asked = current.asked
+    if asked is not None:
+        heat = asked.heat if model == current.model else ()  # counts are of one model's experts
+        asked = asked.model_copy(update={"plan": plan, "heat": heat})
+    return Deployment(release=release, model=model, plan=plan, asked=asked)
 
 
 def _told(outcome: Upgrade) -> int:

@@ -32,7 +32,11 @@ def first_key(path: Path) -> str:
     except FileNotFoundError as error:
         raise ServeError(f"there is no key file {path}", fix="appliance up makes it") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ServeError(f"cannot read the key file {path}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ServeError(
+            f"cannot read the key file {path}: {reason}",
+            fix="it is a text file, one key a line, that whoever serves may read",
+        ) from error
     for line in lines:
         key = line.strip()
         if key and not key.startswith("#"):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import Popen
 from typing import Any, BinaryIO
 
 from appliance import process
@@ -16,7 +17,7 @@ from appliance.errors import ServeError
 from appliance.serve import before
 from appliance.serve.client import Client
 from appliance.serve.keys import first_key
-from appliance.serve.log import cause, tail
+from appliance.serve.log import cause, exit_words, last_error, tail
 from appliance.serve.spec import ServeSpec
 from appliance.serve.state import (
     ENDED,
@@ -31,6 +32,7 @@ from appliance.serve.state import (
 
 TICK_SECONDS = 0.2
 ANSWER_SECONDS = 10.0
+END_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,13 @@ def detach(
     spec: ServeSpec,
     inherited: Mapping[str, str],
     observe: Callable[[State], None],
+    *,
+    left_starting: bool = True,
 ) -> State:
     """Start argv, a supervisor of `spec`, in a session of its own and wait until it serves.
 
-    Raises ServeError with the supervisor's reason where it does not come to that.
+    Raises ServeError with the supervisor's reason where it does not come to that. Where the wait
+    is broken off (Ctrl-C), it goes on starting; it is ended if it is not to be `left_starting`.
     """
     files = spec.files
     make_folder(files)
@@ -72,6 +77,16 @@ def detach(
         child = process.spawn(argv, environment=inherited, log=files.supervisor_log)
     except OSError as error:
         raise ServeError(f"cannot start the supervisor: {error.strerror}") from error
+    try:
+        return _until_serving(child, files, observe)
+    except KeyboardInterrupt:
+        if not left_starting:
+            process.end(child.pid, process.identity(child.pid) or "", END_SECONDS)
+            child.wait()
+        raise
+
+
+def _until_serving(child: Popen[bytes], files: Files, observe: Callable[[State], None]) -> State:
     while True:
         code = child.poll()  # before the state is read: what it wrote last is seen
         state = read_state(files)
@@ -83,8 +98,7 @@ def detach(
                 child.wait()
                 raise ServeError(state.message or "the start failed", fix=state.fix)
         if code is not None:
-            words = tail(files.supervisor_log, 2)
-            raise ServeError(" ".join(words) or f"the supervisor exited with status {code}")
+            raise last_error(files.supervisor_log, f"the supervisor {exit_words(code)}")
         time.sleep(TICK_SECONDS)
 
 

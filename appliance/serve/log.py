@@ -6,6 +6,8 @@ import re
 import signal
 from pathlib import Path
 
+from appliance.errors import ServeError
+
 # (EngineCore pid=12) ERROR 11-29 16:43:35 [core.py:1234] ValueError: ...
 _PREFIX = re.compile(
     r"^(\(.{1,80}? pid=\d+\)\s*)?((ERROR|WARNING|INFO|CRITICAL) [\d-]+ [\d:]+ \[[^\]]*\]\s*)?"
@@ -64,6 +66,21 @@ def cause(path: Path) -> str | None:
             return found
         consequence = consequence or found
     return death or consequence
+
+
+def last_error(path: Path, otherwise: str) -> ServeError:
+    """What a command of ours said last, as it said it: its `error:` and `  fix:` lines."""
+    lines = tail(path, 500)
+    said = [at for at, line in enumerate(lines) if line.startswith("error: ")]
+    if not said:
+        return ServeError(otherwise, fix=f"read {path}")
+    message, fix = [], None
+    for line in lines[said[-1] :]:
+        if line.startswith("  fix: "):
+            fix = line.removeprefix("  fix: ")
+            break
+        message.append(line)
+    return ServeError("\n".join(message).removeprefix("error: "), fix=fix)
 
 
 def exit_words(code: int) -> str:

@@ -14,6 +14,7 @@ from appliance.plan.model import Plan, load_plan
 from appliance.plan.planner import plan as make_plan
 from appliance.plan.request import Policy
 from appliance.plan.routing import Heat
+from appliance.serve.asked import Asked
 from appliance.serve.measured import with_kept_rates
 from appliance.serve.spec import ServeSpec, Wishes, spec
 from appliance.serve.state import Files, State, already_running, make_folder, read_state
@@ -30,7 +31,8 @@ class Request:
     With `plan_path` that plan is checked against model and machine; without one, a plan is made
     by `policy` and `heat` and, unless `dry_run`, written to the state directory. A check of the
     machine that fails for the plan's needs stops it, unless its id is in `ignore` or all are
-    ignored (`ignore` is None); then it is among the findings.
+    ignored (`ignore` is None); then it is among the findings. `asked`: what is recorded as asked
+    for; None: this request and its wishes.
     """
 
     model: Path | None
@@ -39,6 +41,8 @@ class Request:
     heat: Heat | None = None
     dry_run: bool = False
     ignore: tuple[str, ...] | None = ()
+    heat_files: tuple[Path, ...] = ()
+    asked: Asked | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,23 @@ def prepare(request: Request, wishes: Wishes, files: Files) -> Prepared:
     else:
         plan, plan_path = _made(request, host, checkpoint, files), files.plan
     made = spec(plan, checkpoint.path, plan_path, wishes, files)
+    made = replace(made, asked=request.asked or _asked(request, wishes, files))
     return Prepared(made, plan, checkpoint, _findings(host, plan, request.ignore))
+
+
+def _asked(request: Request, wishes: Wishes, files: Files) -> Asked:
+    return Asked(
+        host=wishes.host,
+        port=wishes.port,
+        served_name=wishes.served_name,
+        keys=files.keys,
+        tls=wishes.tls,
+        certificate=wishes.certificate,
+        certificate_key=wishes.certificate_key,
+        policy=request.policy,
+        plan=request.plan_path and request.plan_path.absolute(),
+        heat=tuple(path.absolute() for path in request.heat_files),
+    )
 
 
 def _findings(host: Host, plan: Plan, ignore: tuple[str, ...] | None) -> tuple[Finding, ...]:

@@ -7,11 +7,14 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from appliance.errors import UsageError
 from appliance.plan.model import Plan
 from appliance.serve.state import Files
+
+if TYPE_CHECKING:
+    from appliance.serve.asked import Asked
 
 # Inherited variables that would open or close doors behind the gateway's back.
 REMOVED_VARIABLES = ("VLLM_API_KEY", "VLLM_SERVER_DEV_MODE", "VLLM_DEBUG_LOG_API_SERVER_RESPONSE",
@@ -82,6 +85,7 @@ class ServeSpec:
     clear_lead: float
     certificate: Path | None = None
     certificate_key: Path | None = None
+    asked: Asked | None = None  # kept once it serves
 
     def command(self) -> str:
         """The command as a shell would take it. Holds no secret: keys are named by their files."""

@@ -49,12 +49,21 @@ class Files:
         return self.folder / "plan.json"
 
     @property
+    def asked(self) -> Path:
+        """How what served last was asked for: asked.py."""
+        return self.folder / "asked.json"
+
+    @property
     def rates(self) -> Path:
         return self.folder / "rates.json"
 
     def learned(self, checkpoint_digest: str) -> Path:
         """Recent picks of the experts of one checkpoint, as the engine's slots weigh them."""
         return self.folder / f"learned-{checkpoint_digest[:12]}.json"
+
+    @property
+    def start_lock(self) -> Path:
+        return self.folder / "start.lock"
 
     @property
     def control_key(self) -> Path:
@@ -172,12 +181,42 @@ def make_folder(files: Files) -> None:
 @contextmanager
 def only_supervisor(files: Files) -> Iterator[None]:
     """Hold the state directory's lock: the kernel drops it when the supervisor ends, however."""
-    descriptor = os.open(files.lock, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with _held(files.lock) as held:
+        if not held:
+            raise already_running(files)
         yield
-    except BlockingIOError as error:
-        raise already_running(files) from error
+
+
+@contextmanager
+def only_start(files: Files) -> Iterator[None]:
+    """From before the plan is written until it serves: two starts would write over one another's.
+
+    Makes the state directory. Raises ServeError where another start is under way.
+    """
+    make_folder(files)
+    with _held(files.start_lock) as held:
+        if not held:
+            state = read_state(files)
+            if state is not None and state.supervisor_is_running:
+                raise already_running(files)
+            raise ServeError(
+                f"another start from {files.folder} is under way",
+                fix="`appliance status` shows it, `appliance down` ends it",
+            )
+        yield
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[bool]:
+    """Whether the lock could be had; the kernel drops it with the process, however that ends."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
     finally:
         os.close(descriptor)
 

@@ -11,6 +11,7 @@ from appliance import process
 from appliance.errors import ServeError
 from appliance.serve import before
 from appliance.serve.answers import Expectation, read_expectations
+from appliance.serve.asked import keep_asked
 from appliance.serve.client import Client
 from appliance.serve.keys import first_key, make_keys
 from appliance.serve.learned import EVERY_SECONDS, keep_learned
@@ -76,6 +77,7 @@ def _serve(
 
     proof = run.during(lambda: prove(client, spec.served_name, expectations, spec.clear_lead, tell))
     run.note = None
+    keep_asked(spec)
     client.post("/gateway/admit")
     _admitted(run, proof)
     kept = time.monotonic()

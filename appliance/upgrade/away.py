@@ -46,6 +46,9 @@ class Place(Protocol):
     def served(self) -> Deployment:
         """What runs now, as a deployment. Raises UsageError where nothing does."""
 
+    def is_as_recorded(self, recorded: Deployment) -> bool:
+        """False where somebody changed its settings by hand since."""
+
     def target(
         self, current: Deployment, release: str, image: str | None, model: Path | None, record: str
     ) -> Deployment:
@@ -84,6 +87,12 @@ class Away:
 
     def served(self) -> Deployment:
         return self.place.served()
+
+    def is_what_serves(self, recorded: Deployment) -> bool:
+        seen = self.place.look()
+        if seen.state != "ready":
+            return True
+        return seen.record == record_of(recorded) and self.place.is_as_recorded(recorded)
 
     def pull(self, target: Deployment) -> None:
         """The image is there and starts: it says which schema it writes."""

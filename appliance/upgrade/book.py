@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from appliance.errors import ServeError, UsageError
+from appliance.serve.asked import Asked
 from appliance.serve.state import write_aside
 
 BOOK = "deployments.json"
@@ -38,6 +40,7 @@ class Deployment(Strict):
     plan_digest: str | None = None
     settings: dict[str, str] = {}
     schema_version: int = 1  # of the files in the state directory
+    asked: Asked | None = None  # on this host: how `up` was asked for what serves
 
 
 class Upgrade(Strict):
@@ -69,6 +72,16 @@ class Book(Strict):
         past = (*self.past, upgrade)[-KEPT:]
         return Book(current=served, running=None, past=past)
 
+    def started_by_hand(self, deployment: Deployment) -> Book:
+        """Somebody started that in place of what is recorded: going back leads to what was."""
+        if self.current is None:
+            return self.model_copy(update={"current": deployment})
+        now = time.time()
+        return self.closed(Upgrade(
+            previous=self.current, target=deployment, step="commit", done=True, started=now,
+            ended=now, outcome="committed", reason="started by hand",
+        ))  # fmt: skip
+
     @property
     def last_good(self) -> Deployment | None:
         """What was served before the current one."""
@@ -80,8 +93,15 @@ class Book(Strict):
 
 def changes(current: Deployment, target: Deployment) -> dict[str, str]:
     """What differs, field by field, as `old -> new`; the plan by its digest, not by its path."""
-    fields = [name for name in Deployment.model_fields if name != "plan"]
+    fields = [name for name in Deployment.model_fields if name not in ("plan", "asked")]
     pairs = {name: (getattr(current, name), getattr(target, name)) for name in fields}
+    if current.asked is not None and target.asked is not None:
+        for name in Asked.model_fields:
+            pairs[name] = getattr(current.asked, name), getattr(target.asked, name)
+        names = [
+            (one.asked and one.asked.served_name) or one.model.name for one in (current, target)
+        ]
+        pairs["served_name"] = names[0], names[1]
     return {name: f"{old} -> {new}" for name, (old, new) in pairs.items() if old != new}
 
 

@@ -59,6 +59,9 @@ class Compose:
             model=Path(found.environment.get("APPLIANCE_MODEL") or "/demo"), settings=given,
         )  # fmt: skip
 
+    def is_as_recorded(self, recorded: Deployment) -> bool:
+        return self.served().settings == dict(recorded.settings)
+
     def target(self, current: Deployment, release: str, image: str | None, model: Path | None,
                record: str) -> Deployment:  # fmt: skip
         """The current deployment with what was asked for."""

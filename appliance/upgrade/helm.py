@@ -43,20 +43,30 @@ class Helm:
 
     def served(self) -> Deployment:
         """What runs now. Raises UsageError where no revision is deployed."""
+        found = self._deployed()
+        revision = str(found["revision"])
+        asked = ("get", "values", self.release.name, "--revision", revision, "--all", "-o", "json")
+        values = json.loads(self._helm(*asked))
+        return Deployment(
+            release=str(found["app_version"]), image=_image(values),
+            image_digest=values["image"]["digest"] or None, model=_model(values),
+            settings={"revision": revision},
+        )  # fmt: skip
+
+    def is_as_recorded(self, recorded: Deployment) -> bool:
+        wanted, found = self._revision(recorded), self._deployed()
+        back = found["description"] == f"Rollback to {wanted}"
+        return back or str(found["revision"]) == wanted
+
+    def _deployed(self) -> Any:
+        """The revision that is; raises UsageError where none is."""
         found = [r for r in self._history() if r["status"] == "deployed"]
         if not found:
             raise UsageError(
                 f"no revision of the Helm release {self.release.name} is deployed",
                 fix="helm history says what became of each",
             )
-        revision = str(found[-1]["revision"])
-        asked = ("get", "values", self.release.name, "--revision", revision, "--all", "-o", "json")
-        values = json.loads(self._helm(*asked))
-        return Deployment(
-            release=str(found[-1]["app_version"]), image=_image(values),
-            image_digest=values["image"]["digest"] or None, model=_model(values),
-            settings={"revision": revision},
-        )  # fmt: skip
+        return found[-1]
 
     def target(self, current: Deployment, release: str, image: str | None, model: Path | None,
                record: str) -> Deployment:  # fmt: skip

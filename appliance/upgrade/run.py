@@ -37,6 +37,26 @@ class Runner:
     def path(self) -> Path:
         return self.folder / BOOK
 
+    def current(self) -> Deployment:
+        """What is deployed: what serves, also where somebody started it by hand since the last
+        upgrade, else what is recorded. Raises UsageError where there is neither."""
+        return self._current(read_book(self.path))
+
+    def _current(self, book: Book) -> Deployment:
+        if book.current is None:
+            return self.world.served()
+        settled = book.running is not None or self.world.is_what_serves(book.current)
+        return book.current if settled else self.world.served()
+
+    def adopted(self) -> Deployment:
+        """The same, recorded."""
+        with only_upgrade(self.path):
+            book = read_book(self.path)
+            now = self._current(book)
+            if now != book.current:
+                write_book(self.path, book.started_by_hand(now))
+        return now
+
     def adopt(self, deployment: Deployment) -> None:
         """Record what already serves as the first deployment."""
         with only_upgrade(self.path):

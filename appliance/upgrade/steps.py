@@ -15,6 +15,9 @@ class World(Protocol):
     def served(self) -> Deployment:
         """What runs now, as a deployment. Raises UsageError where nothing does."""
 
+    def is_what_serves(self, recorded: Deployment) -> bool:
+        """False where somebody started another one by hand since; True where nothing serves."""
+
     def pull(self, target: Deployment) -> None:
         """Image and weights are here; nothing that serves is touched."""
 

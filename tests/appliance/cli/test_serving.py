@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from appliance import process
+from appliance.plan.model import load_plan
 from appliance.serve.state import Files, read_state
 
 STANDIN = Path(__file__).parents[1] / "serve" / "standin.py"
@@ -89,6 +91,85 @@ def test_up_without_a_model_serves_what_was_served_last(own_process, standin, st
     assert own_process("down").code == 0
     assert own_process("up", "--detach").code == 0
     assert state().model == model
+
+
+def test_up_without_a_model_serves_as_and_where_it_was_but_for_what_is_said_now(
+    own_process, standin, state, model, port, monkeypatch
+):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        other = probe.getsockname()[1]
+    monkeypatch.delenv("APPLIANCE_PORT")
+    asked = ("--port", other, "--name", "flash", "--streams", 3, "--context", 512)
+    assert own_process("up", "--model", model, *asked, "--detach").code == 0
+    assert own_process("down").code == 0
+    assert own_process("up", "--detach").code == 0
+    assert shown(state()) == ("flash", other, 3, 512)
+    assert own_process("down").code == 0
+    again = own_process("up", "--streams", 2, "--detach", APPLIANCE_PORT=str(port))
+    assert again.code == 0, again.err
+    assert shown(state()) == ("flash", port, 2, 512)
+
+
+def shown(state) -> tuple[object, ...]:
+    serving = load_plan(state.plan).serving
+    return state.served_name, state.port, serving.streams, serving.context_tokens
+
+
+def test_of_two_starts_at_once_one_serves_and_the_other_says_that_it_is_under_way(
+    standin, state, model, own_state, own_process
+):
+    """Each would write its plan and its log over the other's."""
+    up = [sys.executable, "-m", "appliance.cli", "up", "--model", str(model), "--detach"]
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    logs = [own_state.with_name(f"up-{n}.log") for n in range(2)]
+    started = [process.spawn(up, environment=environment, log=log) for log in logs]
+    codes = [one.wait(120) for one in started]
+    assert sorted(codes) == [0, 1]
+    said = logs[codes.index(1)].read_text()
+    assert re.search(r"^error: (another start from .* is under way|.* already runs from)", said)
+    assert "\n  fix: " in said
+
+
+def test_a_start_that_fails_before_there_is_a_state_says_its_own_error_and_fix(
+    own_process, standin, state, model, own_state
+):
+    own_state.mkdir(mode=0o700)
+    (own_state / "keys").write_text("\n")
+    up = own_process("up", "--model", model, "--detach")
+    assert up.code == 1
+    assert up.err.endswith(
+        f"error: the key file {own_state / 'keys'} holds no key\n"
+        "  fix: write one key a line, or remove the file\n"
+    )
+    (own_state / "keys").unlink()
+    (own_state / "keys").mkdir()
+    up = own_process("up", "--model", model, "--detach")
+    assert up.err.splitlines()[-2:] == [
+        f"error: cannot read the key file {own_state / 'keys'}: Is a directory",
+        "  fix: it is a text file, one key a line, that whoever serves may read",
+    ]
+
+
+def test_ctrl_c_while_a_detached_start_is_awaited_says_that_it_goes_on(
+    standin, state, model, own_state, own_process, monkeypatch
+):
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    up = [sys.executable, "-m", "appliance.cli", "up", "--model", str(model), "--detach"]
+    log = own_state.with_name("up.log")
+    started = process.spawn(up, environment=environment, log=log)
+    deadline = time.monotonic() + 90
+    while (state() is None or state().phase != "starting") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(started.pid, signal.SIGINT)
+    assert started.wait(90) == 130
+    assert log.read_text().splitlines()[-1] == (
+        "it goes on starting in the background: `appliance status` shows it,"
+        " `appliance down` ends it"
+    )
+    while state().phase != "ready" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert state().phase == "ready"
 
 
 def test_a_failed_start_exits_one_with_the_cause_and_leaves_nothing(own_process, standin, state,

@@ -31,6 +31,9 @@ class Place:
         assert self.live is not None
         return self.live
 
+    def is_as_recorded(self, recorded) -> bool:
+        return self.live == recorded
+
     def target(self, current, release, image, model, record) -> Deployment:
         settings = {"APPLIANCE_RECORD": record}
         return current.model_copy(update={"release": release, "image": image or current.image,

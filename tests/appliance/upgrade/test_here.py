@@ -12,6 +12,7 @@ import pytest
 
 from appliance.checkpoint.synth import SynthSpec, synthesize
 from appliance.cli import serving as cli
+from appliance.cli.upgrading import _wanted as wanted
 from appliance.plan.model import load_plan
 from appliance.plan.request import Policy
 from appliance.serve import local
@@ -146,6 +147,50 @@ def test_clients_find_the_new_model_where_and_as_what_the_old_one_was(runner, mo
     assert (state.port, state.served_name, state.model.name) == (spec.port, "flash", "new")
     plan = load_plan(state.plan)
     assert (plan.serving.streams, plan.serving.context_tokens) == (3, 512)
+
+
+def start_by_hand(here: Here, request: Request, wishes: Wishes) -> None:
+    local.stop(here.files, lambda state: None, 60.0)
+    spec = prepare(request, wishes, here.files).spec
+    local.detach(cli.supervisor_argv(spec, ()), spec, here.inherited, lambda state: None)
+
+
+def shown(files: Files) -> tuple[object, ...]:
+    """What a client sees, and what was asked of the planner."""
+    state = read_state(files)
+    serving = load_plan(state.plan).serving
+    return state.model.name, state.served_name, state.port, serving.streams, serving.context_tokens
+
+
+def test_what_is_started_by_hand_since_the_last_upgrade_is_what_the_next_keeps_and_goes_back_to(
+    runner, models
+):
+    """The record is of an older deployment, with another name, plan and number of streams."""
+    here = runner.world
+    here.__class__ = WithoutCanary
+    older = runner.current()
+    policy = Policy(streams=3, context_tokens=512, conversations=4)
+    named = dataclasses.replace(here.wishes, served_name="flash")
+    start_by_hand(here, Request(models / "old", None, policy), named)
+    here.wishes = dataclasses.replace(here.wishes, port=1)
+
+    current = runner.adopted()
+    assert read_book(runner.folder / BOOK).past[-1].reason == "started by hand"
+    before = shown(here.files)
+    assert before[:2] == ("old", "flash") and before[3:] == (3, 512)
+    outcome = runner.upgrade(wanted(runner, current, "2", models / "new", None, None))
+    assert outcome.outcome == "committed", outcome.reason
+    assert shown(here.files) == ("new", *before[1:]) and serving(runner) == "new"
+    assert runner.adopted() == outcome.target  # nobody started anything by hand since
+
+    outcome = runner.upgrade(wanted(runner, outcome.target, "3", models / "sick", None, None))
+    assert outcome.outcome == "undone"
+    assert shown(here.files) == ("new", *before[1:])
+
+    assert runner.rollback().outcome == "committed"
+    assert shown(here.files) == before and serving(runner) == "old"
+    assert runner.current() == current != older
+    assert current.asked.policy == policy
 
 
 def test_what_served_although_a_check_failed_serves_again_when_an_upgrade_does_not(
