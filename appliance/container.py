@@ -137,7 +137,17 @@ def engine(launch: Launch) -> None:
         launch.served |= state.phase in SERVING
         launch.observe(state)
 
-    attend(launch.agent, launch.spec, launch.environment, observe, launch.stop, launch.say)
+    try:
+        attend(launch.agent, launch.spec, launch.environment, observe, launch.stop, launch.say)
+    except ServeError as error:
+        log = str(launch.files.engine_log)
+        if log not in (error.fix or ""):
+            raise
+        where = f"{log}, in the state volume"
+        if launch.settings.deployment == "docker":
+            # Docker's name of this container. Nothing can be run in it once it has ended.
+            where = f"docker cp {platform.node()}:{log} . (also once the container has ended)"
+        raise ServeError(error.message, fix=f"read the whole log: {where}") from error
 
 
 @dataclass(frozen=True)

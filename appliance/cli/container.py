@@ -128,7 +128,10 @@ def health(
     quiet: Annotated[bool, typer.Option("--quiet", help="Only the exit code.")] = False,
     json: options.Json = False,
 ) -> int:
-    """Does it serve, and if not, why not? Exit code 0: it does; 3: not (yet); 1: nobody answers."""
+    """Does it serve, and if not, why not? Exit code 0: it does; 3: it does not, or not yet.
+
+    1: nothing was ever started here, or nobody answers on the health port.
+    """
     from appliance.cli.view import health_of
     from appliance.errors import ServeError
     from appliance.serve import local
@@ -151,8 +154,10 @@ def health(
 
 
 def canary(
-    host: Annotated[str, typer.Argument(help="Where the API is.")] = "127.0.0.1",
-    port: Annotated[int, typer.Argument()] = 8000,
+    host: Annotated[
+        str | None, typer.Argument(help="Where the API is; default: where this host's own is.")
+    ] = None,
+    port: Annotated[int | None, typer.Argument(min=1, max=65535)] = None,
     keys: Annotated[Path | None, typer.Option(help="File of API keys.")] = None,
     certificate: Annotated[
         Path | None, typer.Option(help="The server's certificate, where it speaks TLS.")
@@ -162,11 +167,25 @@ def canary(
 
     Also: the same request without the key must be refused. Exit code 3 where any of it fails.
     """
+    from appliance.errors import ServeError
     from appliance.serve.canary import ask_twice
+    from appliance.serve.state import SERVING, read_state
 
     settings = read_settings()
     files = files_of(settings)
     usual = {"off": None, "generated": files.certificate, "own": settings.tls_certificate}
-    tokens = ask_twice(host, port, keys or files.keys, certificate or usual[settings.tls])
+    usual_keys, usual_certificate = files.keys, usual[settings.tls]
+    if host is None:
+        state = read_state(files)
+        if state is None or state.phase not in SERVING or not state.supervisor_is_running:
+            raise ServeError(
+                "no appliance serves from this state directory",
+                fix="`appliance up`, or say where one is: appliance canary HOST PORT --keys FILE",
+            )
+        host, port = state.host, state.port
+        usual_keys, usual_certificate = state.keys, state.certificate
+    tokens = ask_twice(
+        host, port or settings.port, keys or usual_keys, certificate or usual_certificate
+    )
     render.say(f"two greedy answers of {tokens} tokens agree; no key, no answer")
     return 0

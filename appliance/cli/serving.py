@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 PlanFile = Annotated[
     Path | None, typer.Option("--plan", help="Serve this plan instead of making one.")
 ]
-Port = Annotated[int | None, typer.Option(help="Port to serve on (default 8000).")]
+Port = Annotated[
+    int | None, typer.Option(help="Port to serve on (default 8000).", min=1, max=65535)
+]
 HostName = Annotated[
     str | None, typer.Option(help="Address to bind (default 127.0.0.1: this host only).")
 ]

@@ -72,8 +72,12 @@ def _last_finding(folder: Path) -> str | None:
 def status_rows(found: Status, now: dict[str, Any]) -> list[Row]:
     state = found.state
     rows: list[Row] = [
-        ("state", f"{state.words} for {duration(state.seconds)}"),
+        (
+            "state",
+            state.words if found.orphaned else f"{state.words} for {duration(state.seconds)}",
+        ),
         ("", state.message),
+        ("fix", state.fix if state.phase == "failed" else None),
         ("release", now["release"]),
         ("image digest", now["image_digest"]),
         ("deployment", now["record"]),
@@ -83,7 +87,7 @@ def status_rows(found: Status, now: dict[str, Any]) -> list[Row]:
         ("plan", f"{state.plan} ({state.plan_digest[:12]})"),
         ("log", state.log),
         ("exl3 is served by", _owners(found.engine)),
-        ("since", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.since))),
+        ("since", None if found.orphaned else _clock(state.since)),
     ]
     if now["load_eta_seconds"] is not None:
         rows.append(("ready in about", duration(now["load_eta_seconds"])))
@@ -97,6 +101,10 @@ def status_rows(found: Status, now: dict[str, Any]) -> list[Row]:
         rows.append(("read from host", f"{now['cold_share']:.1%} of all picks"))
     rows.append(("last finding", now["last_finding"]))
     return rows + home_rows(found.engine)
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def _owners(engine: Any) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 import socket
 from pathlib import Path
@@ -36,6 +37,12 @@ def require_free_port(host: str, port: int) -> None:
             probe.bind((host, port))
             probe.listen(1)
         except OSError as error:
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                raise ServeError(
+                    f"{host} is no address of this machine that can be bound: {error.strerror}",
+                    fix="--host or APPLIANCE_HOST: 127.0.0.1 (this host only), 0.0.0.0 (every"
+                    " network), or one that `ip address` shows",
+                ) from error
             holder = port_holder(port)
             if holder is not None:
                 reason = f"is held by {holder}"

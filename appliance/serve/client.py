@@ -90,7 +90,10 @@ class Client:
                 connection.request(method, path, body=payload, headers=headers)
                 answer = connection.getresponse()
             except (OSError, http.client.HTTPException) as error:
-                raise ServeError(f"{method} {path} got no answer: {error or 'closed'}") from error
+                raise ServeError(
+                    f"{method} {path} got no answer from {address}:{self.port}:"
+                    f" {getattr(error, 'strerror', None) or error or 'closed'}"
+                ) from error
             if answer.status >= 300:
                 reason = _reason(answer.read(4096))
                 raise ServeError(f"{method} {path} answered {answer.status}: {reason}")

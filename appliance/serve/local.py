@@ -42,6 +42,7 @@ class Status:
     state: State
     engine: Any | None = None  # GET /appliance/state: ranks with homes, picks, bytes read
     gateway: Any | None = None  # GET /gateway/state: admitted, draining, in_flight
+    orphaned: bool = False  # its supervisor ended without a word, nobody knows when
 
     @property
     def is_serving(self) -> bool:
@@ -50,6 +51,8 @@ class Status:
     def as_json(self) -> dict[str, Any]:
         """`serving`, the state file's fields, `engine` and `gateway`; null: no answer."""
         state = self.state.model_dump(mode="json")
+        if self.orphaned:
+            state["since"] = None
         return {"serving": self.is_serving, **state, "engine": self.engine, "gateway": self.gateway}
 
 
@@ -113,7 +116,9 @@ def status(files: Files, answer_seconds: float = ANSWER_SECONDS) -> Status | Non
     if state.phase in ENDED:
         return Status(state)
     if not state.supervisor_is_running:
-        return Status(state.model_copy(update={"phase": "failed", "message": _orphaned(state)}))
+        message, fix = _orphaned(state)
+        found = {"phase": "failed", "message": message, "fix": fix}
+        return Status(state.model_copy(update=found), orphaned=True)
     if state.phase in ("starting", "proving"):
         return Status(state)
     key = first_key(files.control_key)
@@ -179,12 +184,15 @@ def _is_another(path: Path, file: BinaryIO) -> bool:
     return (now.st_dev, now.st_ino) != (followed.st_dev, followed.st_ino)
 
 
-def _orphaned(state: State) -> str:
+def _orphaned(state: State) -> tuple[str, str]:
+    """What is known, and the way out."""
     words = f"the supervisor (process {state.supervisor_pid}) is gone without a word"
     if state.engine_is_running:
-        return f"{words}; its engine (process {state.engine_pid}) still runs: `appliance down`"
+        words = f"{words}; its engine (process {state.engine_pid}) still runs"
+        return words, "`appliance down` ends it; `appliance up` starts another"
     reason = cause(state.log)
-    return f"{words}; last error in the log: {reason}" if reason else words
+    words = f"{words}; last error in the log: {reason}" if reason else words
+    return words, "`appliance up` starts it again"
 
 
 def _end_orphan(files: Files, state: State) -> State | None:

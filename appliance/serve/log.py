@@ -83,10 +83,11 @@ def last_error(path: Path, otherwise: str) -> ServeError:
     return ServeError("\n".join(message).removeprefix("error: "), fix=fix)
 
 
-def exit_words(code: int) -> str:
-    """`exited with status 1`, or what signal ended it and what usually sends that one."""
+def exit_words(code: int, doing: str | None = None) -> str:
+    """`exited with status 1 while starting`, or what signal ended it and what usually sends it."""
+    when = f" while {doing}" if doing else ""
     if code >= 0:
-        return f"exited with status {code}"
+        return f"exited with status {code}{when}"
     name = signal.Signals(-code).name
-    hint = "; the kernel does that when memory runs out (see dmesg)" if name == "SIGKILL" else ""
-    return f"was ended by {name}{hint}"
+    hint = " (the kernel does that when memory runs out: see dmesg)" if name == "SIGKILL" else ""
+    return f"was ended by {name}{when}{hint}"

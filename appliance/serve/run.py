@@ -76,9 +76,10 @@ class Run:
             reason = log.cause(self.spec.files.engine_log)
             why = f": {reason}" if reason else ""
             doing = "serving" if self.state.phase in SERVING else self.state.phase
+            again = "; `appliance up` starts it again" if self.state.phase in SERVING else ""
             raise ServeError(
-                f"the engine {log.exit_words(code)} while {doing}{why}",
-                fix=f"read the whole log: {self.spec.files.engine_log}",
+                f"the engine {log.exit_words(code, doing)}{why}",
+                fix=f"read the whole log: {self.spec.files.engine_log}{again}",
             )
         if self.stop.count:
             raise Stopped

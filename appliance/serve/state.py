@@ -149,10 +149,25 @@ def read_state(files: Files) -> State | None:
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
-        raise ServeError(
-            f"cannot make sense of the state file {files.state}",
-            fix="if no appliance runs here, remove that file",
-        ) from error
+        holder = _holder(files.lock)
+        if holder is None:
+            fix = (
+                "nobody holds the lock beside it, so no appliance runs from here: remove that file"
+            )
+        else:
+            fix = f"an appliance runs from here: `kill {holder}` stops it; then remove that file"
+        raise ServeError(f"cannot make sense of the state file {files.state}", fix=fix) from error
+
+
+def _holder(lock: Path) -> int | None:
+    """The process that holds a lock; None where none does. Source: /proc/locks."""
+    try:
+        inode = str(lock.stat().st_ino)
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return None
+    rows = [line.split() for line in lines if "FLOCK" in line and "->" not in line]
+    return next((int(row[4]) for row in rows if row[5].rpartition(":")[2] == inode), None)
 
 
 def write_state(files: Files, state: State) -> None:

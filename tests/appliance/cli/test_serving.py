@@ -213,9 +213,40 @@ def test_a_killed_supervisor_is_noticed_and_down_ends_its_engine(own_process, st
     assert f"is gone without a word; its engine (process {state().engine_pid}) still runs" in (
         shown.out
     )
+    # When it ended nobody knows, and the state file says since when it had served.
+    assert re.search(r"^state +failed$", shown.out, re.MULTILINE) and "since" not in shown.out
+    assert "appliance down" in shown.out
+    assert json.loads(own_process("status", "--json").out)["since"] is None
     engine = state().engine_pid
     assert own_process("down").code == 0
     assert process.identity(engine) is None
+
+
+def test_a_killed_engine_is_a_failure_with_a_way_out_and_the_canary_finds_the_port(
+    own_process, standin, state, model, port, monkeypatch
+):
+    monkeypatch.setenv("APPLIANCE_PORT", "9")
+    nothing = own_process("canary")
+    assert nothing.code == 1 and "no appliance serves from this state directory" in nothing.err
+    assert own_process("up", "--model", model, "--detach", "--port", port).code == 0
+    asked = own_process("canary")
+    assert asked.code == 1 and "GET /v1/models answered 500" in asked.err  # the stand-in has none
+    asked = own_process("canary", "127.0.0.1", 9)
+    assert "GET /v1/models got no answer from 127.0.0.1:9: Connection refused" in asked.err
+    os.kill(state().engine_pid, signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while state().phase != "failed" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    said = own_process("status").out
+    assert "the engine was ended by SIGKILL while serving (the kernel does that when" in said
+    assert re.search(r"^fix +read the whole log: .*engine.log; `appliance up` starts", said, re.M)
+
+
+def test_a_port_that_is_none_is_refused_before_anything_is_read(appliance, model, own_state):
+    for port in (99999, -1, 0):
+        said = appliance("up", "--model", model, "--port", port, "--dry-run")
+        assert said.code == 2 and "Invalid value for '--port'" in said.err
+    assert not own_state.exists()
 
 
 def test_a_pid_that_belongs_to_somebody_else_now_is_not_ours(own_process, standin, state, model,

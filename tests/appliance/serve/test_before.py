@@ -8,7 +8,7 @@ import pytest
 from appliance.errors import ServeError
 from appliance.serve.before import require_disk, require_free_port, require_program
 from appliance.serve.keys import first_key, make_keys
-from appliance.serve.state import Files, make_folder, read_state, write_aside
+from appliance.serve.state import Files, make_folder, only_supervisor, read_state, write_aside
 
 from .conftest import free_port
 
@@ -32,8 +32,12 @@ def test_a_free_port_passes_and_stays_free():
 
 
 def test_an_address_that_is_not_ours_is_refused_with_the_reason():
-    with pytest.raises(ServeError, match="cannot be bound: Cannot assign requested address"):
+    with pytest.raises(ServeError, match="can be bound: Cannot assign requested address") as caught:
         require_free_port("192.0.2.1", free_port())
+    assert "--host" in caught.value.fix and "--port" not in caught.value.fix
+    with pytest.raises(ServeError, match=r"300\.1\.1\.1 is no address of this machine") as caught:
+        require_free_port("300.1.1.1", free_port())
+    assert "--host" in caught.value.fix
 
 
 def test_a_disk_with_too_little_room_is_refused_with_both_numbers(tmp_path):
@@ -70,8 +74,12 @@ def test_a_state_file_that_is_no_state_is_an_error_that_names_it(tmp_path):
     files = Files.of(tmp_path)
     assert read_state(files) is None
     files.state.write_text('{"phase": "dreaming"}')
-    with pytest.raises(ServeError, match=str(files.state)):
+    with pytest.raises(ServeError, match=str(files.state)) as caught:
         read_state(files)
+    assert "no appliance runs from here" in caught.value.fix
+    with only_supervisor(files), pytest.raises(ServeError) as caught:
+        read_state(files)
+    assert f"an appliance runs from here: `kill {os.getpid()}` stops it" in caught.value.fix
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_with_the_systems_reason(tmp_path):
