@@ -204,6 +204,8 @@ def _wanted(
     runner: Runner, current: Deployment, release: str, model: Path | None, plan: Path | None,
     image: str | None,
 ) -> Deployment:  # fmt: skip
+    from appliance.plan.model import load_plan
+    from appliance.serve.asked import as_planned
     from appliance.upgrade.away import Away
     from appliance.upgrade.book import Deployment
 
@@ -224,7 +226,8 @@ def _wanted(
     asked = current.asked
     if asked is not None:
         heat = asked.heat if model == current.model else ()  # counts are of one model's experts
-        asked = asked.model_copy(update={"plan": plan, "heat": heat})
+        policy = asked.policy if plan is None else as_planned(asked.policy, load_plan(plan))
+        asked = asked.model_copy(update={"plan": plan, "heat": heat, "policy": policy})
     return Deployment(release=release, model=model, plan=plan, asked=asked)
 
 

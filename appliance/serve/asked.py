@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from appliance.errors import ServeError
+from appliance.plan.model import Plan
 from appliance.plan.request import Policy
 from appliance.serve.spec import ServeSpec, Wishes
 from appliance.serve.state import Files, write_aside
@@ -65,6 +66,21 @@ class Served(BaseModel):
     model: Path
     plan_digest: str
     asked: Asked
+
+
+def as_planned(policy: Policy, plan: Plan) -> Policy:
+    """What a plan that was given answers of the policy: asked for again with another model."""
+    serving = plan.serving
+    waiting = policy.conversations
+    return replace(
+        policy,
+        streams=serving.streams,
+        context_tokens=serving.context_tokens,
+        conversations=None if waiting is None else max(waiting, serving.streams),
+        kv_dtype="fp8" if serving.kv_cache_dtype == "fp8" else "auto",
+        tensor_parallel=plan.tensor_parallel,
+        expert_parallel=plan.expert_parallel,
+    )
 
 
 def keep_asked(spec: ServeSpec) -> None:

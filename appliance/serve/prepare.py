@@ -14,7 +14,7 @@ from appliance.plan.model import Plan, load_plan
 from appliance.plan.planner import plan as make_plan
 from appliance.plan.request import Policy
 from appliance.plan.routing import Heat
-from appliance.serve.asked import Asked
+from appliance.serve.asked import Asked, as_planned
 from appliance.serve.measured import with_kept_rates
 from appliance.serve.spec import ServeSpec, Wishes, spec
 from appliance.serve.state import Files, State, already_running, make_folder, read_state
@@ -71,11 +71,12 @@ def prepare(request: Request, wishes: Wishes, files: Files) -> Prepared:
     else:
         plan, plan_path = _made(request, host, checkpoint, files), files.plan
     made = spec(plan, checkpoint.path, plan_path, wishes, files)
-    made = replace(made, asked=request.asked or _asked(request, wishes, files))
+    made = replace(made, asked=request.asked or _asked(request, wishes, files, plan))
     return Prepared(made, plan, checkpoint, _findings(host, plan, request.ignore))
 
 
-def _asked(request: Request, wishes: Wishes, files: Files) -> Asked:
+def _asked(request: Request, wishes: Wishes, files: Files, plan: Plan) -> Asked:
+    given = request.plan_path is not None
     return Asked(
         host=wishes.host,
         port=wishes.port,
@@ -84,7 +85,7 @@ def _asked(request: Request, wishes: Wishes, files: Files) -> Asked:
         tls=wishes.tls,
         certificate=wishes.certificate,
         certificate_key=wishes.certificate_key,
-        policy=request.policy,
+        policy=as_planned(request.policy, plan) if given else request.policy,
         plan=request.plan_path and request.plan_path.absolute(),
         heat=tuple(path.absolute() for path in request.heat_files),
     )

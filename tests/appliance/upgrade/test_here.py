@@ -3,9 +3,12 @@
 import dataclasses
 import os
 import shutil
+import signal
 import socket
 import stat
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -36,11 +39,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> Path:
-    """old, new: two small checkpoints; broken: one with a short shard; sick: its engine dies."""
+    """old, new: two small checkpoints; broken: one with a short shard; sick: its engine dies;
+    slow: its engine is never healthy."""
     folder = tmp_path_factory.mktemp("models")
     synthesize(folder / "old", SynthSpec(seed=1))
     synthesize(folder / "new", SynthSpec(seed=2))
     shutil.copytree(folder / "new", folder / "sick")
+    shutil.copytree(folder / "new", folder / "slow")
     shutil.copytree(folder / "new", folder / "broken")
     shard = max((folder / "broken").glob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-4096])
@@ -52,7 +57,8 @@ def runner(tmp_path, models):
     """`old` serves and is recorded."""
     python = tmp_path / "python"
     python.write_text(
-        '#!/bin/sh\ncase "$*" in */sick*) export STANDIN="dies at start";; esac\n'
+        '#!/bin/sh\ncase "$*" in */sick*) export STANDIN="dies at start";; '
+        '*/slow*) export STANDIN="never healthy";; esac\n'
         f'exec {sys.executable} {STANDIN} "$@"\n'
     )
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
@@ -147,6 +153,34 @@ def test_clients_find_the_new_model_where_and_as_what_the_old_one_was(runner, mo
     assert (state.port, state.served_name, state.model.name) == (spec.port, "flash", "new")
     plan = load_plan(state.plan)
     assert (plan.serving.streams, plan.serving.context_tokens) == (3, 512)
+
+
+@pytest.mark.parametrize("moment", ["spawned", "starting"])
+def test_ctrl_c_while_the_new_one_starts_ends_it_and_the_old_one_serves_again(
+    runner, models, moment
+):
+    """Also before the new supervisor has written who it is: it must not go on beside the old."""
+    files = runner.world.files
+    files.supervisor_log.unlink()
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            state = read_state(files)
+            started = state.model.name == "slow" and state.phase == "starting"
+            if started if moment == "starting" else files.supervisor_log.exists():
+                return os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+        return None
+
+    waiting = threading.Thread(target=interrupt)
+    waiting.start()
+    outcome = runner.upgrade(target(models, "slow"))
+    waiting.join()
+    assert (outcome.outcome, outcome.reason) == ("undone", "switch: interrupted")
+    assert serving(runner) == "old"
+    words = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not [one for one in words if str(models / "slow").encode() in one]
 
 
 def start_by_hand(here: Here, request: Request, wishes: Wishes) -> None:
