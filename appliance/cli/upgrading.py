@@ -236,4 +236,4 @@ def _told(outcome: Upgrade) -> int:
         render.say(f"serving {outcome.target.release}")
         return 0
     render.say(f"still serving {outcome.previous.release}: {outcome.reason}")
-    return 3
+    return 130 if (outcome.reason or "").endswith(": interrupted") else 3

@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -32,7 +33,10 @@ def port() -> int:
 @pytest.fixture
 def standin(tmp_path, monkeypatch, model, port) -> None:
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {STANDIN} "$@"\n')
+    python.write_text(
+        '#!/bin/sh\ncase "$*" in */slow*) export STANDIN="never healthy";; esac\n'
+        f'exec {sys.executable} {STANDIN} "$@"\n'
+    )
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("APPLIANCE_ENGINE_PYTHON", str(python))
     monkeypatch.setenv("APPLIANCE_PORT", str(port))
@@ -170,6 +174,32 @@ def test_ctrl_c_while_a_detached_start_is_awaited_says_that_it_goes_on(
     while state().phase != "ready" and time.monotonic() < deadline:
         time.sleep(0.05)
     assert state().phase == "ready"
+
+
+def test_ctrl_c_in_an_upgrade_goes_back_says_so_and_exits_130(
+    standin, state, model, own_state, own_process
+):
+    asked = ("--name", "flash", "--streams", 3)
+    assert own_process("up", "--model", model, *asked, "--detach").code == 0
+    before = shown(state())
+    slow = shutil.copytree(model, model.with_name("slow"))
+    log = own_state.with_name("upgrade.log")
+    argv = ["upgrade", "run", "--release", "2", "--model", str(slow)]
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    started = process.spawn(
+        [sys.executable, "-m", "appliance.cli", *argv], environment=environment, log=log
+    )
+    deadline = time.monotonic() + 90
+    while state().model != slow and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(started.pid, signal.SIGINT)
+    assert started.wait(90) == 130
+    said = log.read_text().splitlines()
+    assert said[-2:] == [
+        "upgrade: switch: interrupted; going back to as started",
+        "still serving as started: switch: interrupted",
+    ]
+    assert (state().phase, state().model, *shown(state())) == ("ready", model, *before)
 
 
 def test_a_failed_start_exits_one_with_the_cause_and_leaves_nothing(own_process, standin, state,
