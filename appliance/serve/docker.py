@@ -199,7 +199,8 @@ def _docker() -> Any:
         import docker
     except ImportError as error:
         raise ServeError(
-            "the docker client is not installed here", fix="pip install 'moe-appliance[docker]'"
+            "the docker client is not installed here",
+            fix=f"{sys.executable} -m pip install 'moe-appliance[docker]'",
         ) from error
     return docker
 

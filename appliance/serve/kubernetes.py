@@ -224,7 +224,7 @@ def _client(release: Release) -> Iterator[tuple[Any, Any, Any]]:
     except ImportError as error:
         raise ServeError(
             "the kubernetes client is not installed here",
-            fix="pip install 'moe-appliance[kubernetes]'",
+            fix=f"{sys.executable} -m pip install 'moe-appliance[kubernetes]'",
         ) from error
     try:
         api = kubernetes.config.new_client_from_config(context=release.context)
