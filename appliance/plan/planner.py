@@ -52,7 +52,7 @@ def plan(
     """
     require_exl3(checkpoint)
     cards = choose_cards(host, policy)
-    refuse_impossible_split(checkpoint, len(cards), policy.expert_parallel)
+    refuse_impossible_split(checkpoint, len(cards), policy.expert_parallel, policy.draft)
     if heat is not None:
         refuse_foreign_heat(heat, checkpoint)
     demand, notes = _settle(checkpoint, cards, heat, policy, curve)

@@ -1,11 +1,12 @@
 """Every impossible request is one sentence with the numbers and the way out."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from plan_builders import GIB, checkpoint, deepseek_v41_flash, expert, gpu, host, layer
 
-from appliance.checkpoint.model import Checkpoint, MoeLayer
+from appliance.checkpoint.model import Checkpoint, ExpertShape, MoeLayer
 from appliance.errors import ApplianceError, DoesNotFit, PlanError, UnsupportedError, UsageError
 from appliance.plan.check import check_plan
 from appliance.plan.model import LayerPlacement
@@ -19,6 +20,16 @@ CARDS = host((gpu(0), gpu(1), gpu(2), gpu(3)))
 
 def mixed() -> MoeLayer:
     return MoeLayer(0, "p", ("w1", "w3", "w2"), (expert(bits=3), expert(bits=4)), 1)
+
+
+def two_codebooks() -> MoeLayer:
+    mcg, mul1 = expert(codebook="mcg"), expert(codebook="mul1")
+    return layer(shape=ExpertShape(mcg.gate, mcg.up, mul1.down))
+
+
+def biased() -> MoeLayer:
+    plain = expert()
+    return layer(shape=replace(plain, down=replace(plain.down, bias=True)))
 
 
 Case = tuple[Host, Checkpoint, Policy, type[ApplianceError], str]
@@ -40,6 +51,16 @@ CASES: dict[str, Callable[[], Case]] = {
                         r"mixes w1 of 256 x 256 at 3 bits mcg \(expert 0\).* 4 bits"),
     "files cut for two": lambda: (host(), checkpoint(rank_sliced=2), HALF, UnsupportedError,
                                   "is sliced for tensor parallelism 2, not 1"),
+    "files cut for these two": lambda: (
+        CARDS, checkpoint(rank_sliced=2), Policy(tensor_parallel=2), UnsupportedError,
+        "experts cut for 2 ranks in its files; this engine reads whole experts"),
+    "two codebooks in a layer": lambda: (
+        host(), checkpoint((layer(0), replace(two_codebooks(), index=1))), HALF, UnsupportedError,
+        r"layer 1 has projections of several codebooks \(gate_proj mcg, up_proj mcg, down_proj "
+        r"mul1\): the kernels take one"),
+    "experts with biases": lambda: (
+        host(), checkpoint((biased(),)), HALF, UnsupportedError,
+        "layer 0: down_proj of expert 0 has a bias, which the kernels do not add"),
     "unknown attention": lambda: (
         host(), checkpoint(num_key_value_heads=None, num_attention_heads=None), HALF,
         UnsupportedError, "the attention of model type 'qwen3_moe' is not one"),
@@ -132,6 +153,15 @@ def test_heat_survives_its_own_json_and_nothing_else_is_read() -> None:
                  '{"schema_version": 1, "layers": {}, "more": 1}'):  # fmt: skip
         with pytest.raises(UsageError):
             heat_from_json(text)
+
+
+def test_draft_layers_that_are_not_loaded_refuse_nothing() -> None:
+    target, draft = layer(0, experts=8), layer(1, experts=6, draft=True)
+    split = Policy(tensor_parallel=4, expert_parallel=True, host_share=0.5)
+    made = plan(host(), checkpoint((target, draft)), None, split)
+    assert [r.layers[0].device for r in made.ranks] == ["0", "2", "4", "6"]
+    with pytest.raises(UnsupportedError, match="layer 1 has 6 experts, which 4 ranks cannot"):
+        plan(host(), checkpoint((target, draft)), None, replace(split, draft=True))
 
 
 def test_memory_held_by_the_page_cache_is_not_free_but_the_way_out_is_told() -> None:
