@@ -34,8 +34,8 @@ OUTSIDE_TORCH_ONE_RANK_BYTES = 2 * GIB
 GRAPHS_BYTES = GIB // 2
 # The same peer ran at 0.92 of the card.
 RESERVE_SHARE = 0.08
-# Prefill (expert_kernels.launch) streams host experts through a ring of this many blocks, and has
-# so many groups of so many rows begun at once: inputs of gate and up and the output of down in
+# Prefill (expert_kernels.launch) streams host experts through a ring of this many blocks of one
+# size, and has so many groups of so many rows begun at once: inputs of gate and up and the output of down in
 # fp16, fp16 and float32, gate and up in float32, their product in fp16.
 PREFILL_SLOTS = 24
 PREFILL_WINDOW = 2
@@ -174,9 +174,11 @@ def _runtime(demand: Demand, card: Card) -> Iterator[LedgerLine]:
                 f"a prefill chunk of {policy.prefill_chunk_tokens:,} tokens")  # fmt: skip
     if card.device == "cuda":
         many = demand.ranks > 1
-        block = max((demand.block_bytes(layer) for layer in demand.layers), default=0)
-        yield _line("prefill buffers", "device", PREFILL_SLOTS * block, "formula",
-                    f"{PREFILL_SLOTS} blocks of {block:,} B")  # fmt: skip
+        # The kernels keep a ring for each size of expert (expert_kernels.staging).
+        blocks = sorted({demand.block_bytes(layer) for layer in demand.layers}, reverse=True)
+        yield _line("prefill buffers", "device", PREFILL_SLOTS * sum(blocks), "formula",
+                    f"{PREFILL_SLOTS} blocks of "
+                    + " and of ".join(f"{block:,} B" for block in blocks))  # fmt: skip
         hidden, inner = demand.checkpoint.hidden_size, demand.checkpoint.intermediate_size
         row = 8 * hidden + 10 * (inner // demand.expert_ranks)
         yield _line("prefill scratch", "device", PREFILL_WINDOW * PREFILL_ROWS * row, "formula",

@@ -56,6 +56,16 @@ def test_the_printed_ledger_says_what_does_not_fit_by_how_much_and_what_does() -
     assert float(does_not[0]) > 20
 
 
+def test_prefill_has_a_ring_of_24_blocks_for_each_size_of_expert_among_the_layers() -> None:
+    wide = [expert(5120, 2304, bits) for bits in (3, 4, 3)]
+    layers = tuple(layer(i, 64, 6, shape) for i, shape in enumerate(wide))
+    made = plan(TWO_CARDS, checkpoint(layers), None, Policy(context_tokens=4096))
+    (line,) = (i for i in made.ranks[0].ledger if i.part == "prefill buffers")
+    # Halves of 3 * 5120 * 2304 weights at 3 and at 4 bits, in whole pages of 4 KiB.
+    assert line.size_bytes == 24 * (6_635_520 + 8_847_360)
+    assert line.note == "24 blocks of 8,847,360 B and of 6,635,520 B"
+
+
 def test_the_printed_bytes_add_up_to_the_printed_sums() -> None:
     made = plan(TWO_CARDS, deepseek_v41_flash(), None, Policy())
     for section in "\n".join(ledger_lines(made)).split("  device\n")[1:]:
