@@ -24,6 +24,7 @@ Source = Literal["header", "formula", "measured", "setting"]
 
 RESIDENT, SLOTS, ON_HOST = (*EXPERTS_IN["device"], *EXPERTS_IN["host"])
 KV_CACHE = "KV cache"
+TABLES = "lookup tables"
 
 # nvidia-smi counts 95.59 GiB where torch sees 94.97 (RTX PRO 6000), 143771 MiB with 616 reserved
 # on a recorded H200: the driver keeps this much for itself.
@@ -35,8 +36,8 @@ GRAPHS_BYTES = GIB // 2
 # The same peer ran at 0.92 of the card.
 RESERVE_SHARE = 0.08
 # Prefill (expert_kernels.launch) streams host experts through a ring of this many blocks of one
-# size, and has so many groups of so many rows begun at once: inputs of gate and up and the output of down in
-# fp16, fp16 and float32, gate and up in float32, their product in fp16.
+# size, and has so many groups of so many rows begun at once: inputs of gate and up and the output
+# of down in fp16, fp16 and float32, gate and up in float32, their product in fp16.
 PREFILL_SLOTS = 24
 PREFILL_WINDOW = 2
 PREFILL_ROWS = 4096
@@ -95,6 +96,13 @@ class Demand:
         ]
         return len(shapes), sum(256 * shape[0] * shape[1] for shape in shapes)
 
+    @property
+    def on_node(self) -> frozenset[str]:
+        """Lines of the ledger whose memory is bound to the memory node of the rank's card. Tables
+        of int4 rows are ours (engine.tables); others lie where vLLM puts them."""
+        ours = any(table.format == "int4" for table in self.checkpoint.tables)
+        return frozenset({ON_HOST, TABLES} if ours else {ON_HOST})
+
     def block_bytes(self, layer: MoeLayer) -> int:
         return expert_block_bytes(layer.experts[0], self.expert_ranks)
 
@@ -120,7 +128,7 @@ def host_lines(demand: Demand, card: Card) -> tuple[LedgerLine, ...]:
     reserve = HOST_PROCESS_BYTES[card.device] if process is None else process
     window = min(demand.largest_shard_bytes, LOAD_WINDOW_BYTES)
     lines = [
-        _line("lookup tables", "host", tables, "header",
+        _line(TABLES, "host", tables, "header",
               f"{len(checkpoint.tables)} tables, rows cut over {ranks} ranks", pinned=True),
         _line("load peak", "host", share_of(window, rank, ranks), "formula",
               "page cache of the shard that is read, at most 8 GiB on the machine"),

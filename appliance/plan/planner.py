@@ -57,7 +57,7 @@ def plan(
         refuse_foreign_heat(heat, checkpoint)
     demand, notes = _settle(checkpoint, cards, heat, policy, curve)
     ranks = plan_ranks(demand, cards, heat, host_rooms(host, [card.numa_node for card in cards]))
-    refuse_short_host(host, ranks)
+    refuse_short_host(host, ranks, demand.on_node)
     layers = step_layers(demand, ranks, heat)
     disk = None if host.measured is None else host.measured.disk_read_bytes_per_second
     return Plan(

@@ -7,10 +7,11 @@ Pages that are pinned cannot be reclaimed, and a machine that pins more than is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from appliance.errors import DoesNotFit, PlanError
-from appliance.plan.budget import ON_HOST, SLOTS
-from appliance.plan.model import RankPlan
+from appliance.plan.budget import SLOTS, TABLES
+from appliance.plan.model import LedgerLine, RankPlan
 from preflight.counted import counted
 from preflight.host import Host
 
@@ -18,8 +19,11 @@ GIB = 1 << 30
 UNLIMITED = -1
 
 
-def refuse_short_host(host: Host, ranks: Sequence[RankPlan]) -> None:
-    """Raises DoesNotFit when all ranks together need more memory than the host can give."""
+def refuse_short_host(host: Host, ranks: Sequence[RankPlan], on_node: AbstractSet[str]) -> None:
+    """Raises DoesNotFit when all ranks together need more memory than the host can give.
+
+    `on_node`: parts of the ledger that are bound to the memory node of the card.
+    """
     on_cpu = ranks[0].device == "cpu"
     need = sum(rank.total_bytes("host") for rank in ranks)
     if on_cpu:
@@ -44,25 +48,30 @@ def refuse_short_host(host: Host, ranks: Sequence[RankPlan]) -> None:
             fix="raise the memory limit of the container or service",
         )
     if not on_cpu:
-        _refuse_short_node(host, ranks)
+        _refuse_short_node(host, ranks, on_node)
 
 
-def _refuse_short_node(host: Host, ranks: Sequence[RankPlan]) -> None:
-    """Experts are bound to the memory node of the card that reads them."""
+def _refuse_short_node(host: Host, ranks: Sequence[RankPlan], on_node: AbstractSet[str]) -> None:
+    """Experts and tables are bound to the memory node of the card that reads them."""
     if not nodes_hold_all_memory(host):
         return
     for node in host.numa_nodes:
         mine = [rank for rank in ranks if rank.numa_node == node.index]
-        need = sum(
-            line.size_bytes for rank in mine for line in rank.ledger
-            if line.part == ON_HOST
-        )  # fmt: skip
+        bound = [line for rank in mine for line in rank.ledger if line.part in on_node]
+        need = sum(line.size_bytes for line in bound)
         if node.memory_free_bytes is not None and need > node.memory_free_bytes:
             raise DoesNotFit(
                 f"memory node {node.index} has {node.memory_free_bytes / GIB:.2f} GiB free and the "
-                f"experts of {counted(len(mine), 'card')} beside it take {need / GIB:.2f} GiB",
-                fix="free memory on that node, or give those cards fewer host experts",
+                f"{_words(bound)} of {counted(len(mine), 'card')} beside it take "
+                f"{need / GIB:.2f} GiB",
+                fix="free memory on that node, or move a card or memory: each node must hold what "
+                "its cards read",
             )
+
+
+def _words(lines: Sequence[LedgerLine]) -> str:
+    tables = sum(line.size_bytes for line in lines if line.part == TABLES)
+    return f"experts and {tables / GIB:.2f} GiB of lookup tables" if tables else "experts"
 
 
 def nodes_hold_all_memory(host: Host) -> bool:

@@ -91,7 +91,8 @@ CASES: dict[str, Callable[[], Case]] = {
         "the control group allows 96.00 GiB more"),
     "one memory node short": lambda: (
         host((gpu(0), gpu(1)), memory=200 * GIB, nodes=4), deepseek_v41_flash(), Policy(),
-        DoesNotFit, r"memory node 0 has 50.00 GiB free and the experts of 2 cards"),
+        DoesNotFit, r"memory node 0 has 50.00 GiB free and the experts and 103.00 GiB of lookup "
+        r"tables of 2 cards beside it take 1\d\d\.\d\d GiB"),
     "a context the model was not made for": lambda: (
         host(), checkpoint(), Policy(context_tokens=5000), UsageError,
         "5,000 tokens is asked for and the model was made for 4,096"),
@@ -164,6 +165,26 @@ def test_draft_layers_that_are_not_loaded_refuse_nothing() -> None:
         plan(host(), checkpoint((target, draft)), None, replace(split, draft=True))
 
 
+def test_tables_of_int4_rows_count_on_the_node_of_their_cards_and_others_do_not() -> None:
+    """The engine binds its int4 tables where it binds experts: 103 GiB of them beside 57 GiB of
+    experts pass 128 GiB, and the kernel would kill."""
+    two_nodes = host((gpu(0), gpu(1)), memory=256 * GIB, nodes=2)
+    with pytest.raises(DoesNotFit, match=r"memory node 0 has 128.00 GiB free .* of 2 cards beside"):
+        plan(two_nodes, deepseek_v41_flash(), None, Policy())
+    other = deepseek_v41_flash()
+    other = replace(other, tables=tuple(replace(t, format="fp8") for t in other.tables))
+    made = plan(two_nodes, other, None, Policy())
+    bound = sum(i.size_bytes for r in made.ranks for i in r.ledger
+                if i.part == "routed experts, on host")  # fmt: skip
+    assert bound <= 0.8 * 128 * GIB
+
+
+def test_copies_for_slots_leave_the_node_room_for_its_tables() -> None:
+    made = plan(host((gpu(0), gpu(1)), memory=440 * GIB), deepseek_v41_flash(), None, Policy())
+    bound = sum(i.size_bytes for r in made.ranks for i in r.ledger if i.pinned)
+    assert 0.78 * 220 * GIB < bound <= 0.8 * 220 * GIB  # slots take what room there is
+
+
 def test_memory_held_by_the_page_cache_is_not_free_but_the_way_out_is_told() -> None:
     cached = host((gpu(0), gpu(1))).model_copy(update={"memory_free_bytes": 4 * GIB})
     with pytest.raises(DoesNotFit, match=r"4\.00 GiB are free.*/drop_caches"):
@@ -171,7 +192,7 @@ def test_memory_held_by_the_page_cache_is_not_free_but_the_way_out_is_told() -> 
 
 
 def test_slots_that_the_host_cannot_back_say_what_their_copies_take() -> None:
-    short = host((gpu(0), gpu(1)), memory=176 * GIB)
+    short = host((gpu(0), gpu(1)), memory=176 * GIB, nodes=1)
     plan(short, deepseek_v41_flash(), None, Policy())
     with pytest.raises(DoesNotFit, match=r"fewer cache slots: their copies on the host are 47\.46"):
         plan(short, deepseek_v41_flash(), None, Policy(cache_slots=96))
