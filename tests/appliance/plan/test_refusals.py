@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from plan_builders import GIB, checkpoint, deepseek_v41_flash, expert, gpu, host, layer
@@ -9,7 +10,7 @@ from plan_builders import GIB, checkpoint, deepseek_v41_flash, expert, gpu, host
 from appliance.checkpoint.model import Checkpoint, ExpertShape, MoeLayer
 from appliance.errors import ApplianceError, DoesNotFit, PlanError, UnsupportedError, UsageError
 from appliance.plan.check import check_plan
-from appliance.plan.model import LayerPlacement
+from appliance.plan.model import LayerPlacement, load_plan
 from appliance.plan.planner import Policy, plan
 from appliance.plan.routing import Heat, heat_from_json
 from preflight.host import Host
@@ -238,3 +239,53 @@ def test_a_plan_edited_into_nonsense_is_refused(first: LayerPlacement, sentence:
     edited = made.ranks[0].model_copy(update={"layers": layers})
     with pytest.raises(PlanError, match=sentence):
         check_plan(made.model_copy(update={"ranks": (edited,)}), host(), checkpoint())
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kv_bytes", "sentence"),
+    [
+        ((1, 0), None, r"numbers its ranks \[1, 0\], and they are 0 to 1 in that order"),
+        ((0, 0), None, r"numbers its ranks \[0, 0\]"),
+        ((0, 1), 1 << 40, "KV cache and the engine is told 1,099,511,627,776"),
+    ],
+)
+def test_ranks_out_of_place_and_another_kv_cache_are_refused(
+    ranks: tuple[int, int], kv_bytes: int | None, sentence: str
+) -> None:
+    machine = host((gpu(0), gpu(1)))
+    made = plan(machine, checkpoint(), None, HALF)
+    edited = made.model_copy(update={"ranks": tuple(made.ranks[i] for i in ranks)})
+    if kv_bytes is not None:
+        told = made.serving.model_copy(update={"kv_cache_bytes": kv_bytes})
+        edited = edited.model_copy(update={"serving": told})
+    with pytest.raises(PlanError, match=sentence):
+        check_plan(edited, machine, checkpoint())
+
+
+def test_two_ranks_on_one_gpu_are_refused() -> None:
+    machine = host((gpu(0), gpu(1)))
+    made = plan(machine, checkpoint(), None, HALF)
+    moved = made.ranks[1].model_copy(update={"gpu": "GPU-0"})
+    with pytest.raises(PlanError, match="gives two ranks the same GPU: GPU-0, GPU-0"):
+        check_plan(made.model_copy(update={"ranks": (made.ranks[0], moved)}), machine, checkpoint())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ('"0-3"', '"0-99999999999"', "'0-99999999999' is not a list of expert numbers"),
+        ('"schema_version": 1', f'"schema_version": {"9" * 5000}', "is not JSON: it holds what no"),
+        ("{", "[" * 100_000, "is not JSON: it holds what no plan does"),
+        ('"link_bytes_per_second": null', '"link_bytes_per_second": -5', "greater than 0"),
+        ('"link_bytes_per_second": null', '"link_bytes_per_second": NaN', "a finite number"),
+    ],
+)
+def test_a_plan_that_no_planner_wrote_is_a_sentence(
+    tmp_path: Path, old: str, new: str, sentence: str
+) -> None:
+    file = tmp_path / "plan.json"
+    text = plan(host(), checkpoint(), None, HALF).to_json()
+    file.write_text(text.replace(old, new, 1))
+    assert file.read_text() != text
+    with pytest.raises(PlanError, match=sentence):
+        check_plan(load_plan(file), host(), checkpoint())
