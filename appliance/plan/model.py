@@ -122,7 +122,7 @@ class RankPlan(Strict):
     numa_node: int | None = None
     cpus: str | None = None
     link: Literal["pcie", "c2c", "nvlink", "memory"] = "pcie"
-    link_bytes_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    link_bytes_per_second: Annotated[float, Field(gt=0)] | None = None
     device_capacity_bytes: Bytes
     ledger: tuple[LedgerLine, ...]
     layers: tuple[LayerPlacement, ...]
@@ -168,8 +168,8 @@ class CacheRules(Strict):
     half_life_rows: Annotated[float, Field(gt=0)] = 350.0
     hysteresis: Annotated[float, Field(ge=1)] = 1.25
     deviations: Annotated[float, Field(ge=0)] = 1.0
-    promotions_per_row: Annotated[float, Field(ge=0)] = 2.0
-    burst_rows: Annotated[float, Field(ge=0)] = 64.0
+    promotions_per_row: Annotated[float, Field(ge=0, le=1e6)] = 2.0
+    burst_rows: Annotated[float, Field(ge=0, le=1e6)] = 64.0
     pooled: bool = True
     promised_cold_share: Annotated[float, Field(ge=0, le=1)] = 0.0
 

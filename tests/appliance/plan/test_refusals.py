@@ -278,6 +278,8 @@ def test_two_ranks_on_one_gpu_are_refused() -> None:
         ("{", "[" * 100_000, "is not JSON: it holds what no plan does"),
         ('"link_bytes_per_second": null', '"link_bytes_per_second": -5', "greater than 0"),
         ('"link_bytes_per_second": null', '"link_bytes_per_second": NaN', "a finite number"),
+        ('"cache": null', '"cache": {"half_life_rows": Infinity}', "a finite number"),
+        ('"cache": null', '"cache": {"promotions_per_row": 1e308}', "less than or equal to 1000"),
     ],
 )
 def test_a_plan_that_no_planner_wrote_is_a_sentence(
