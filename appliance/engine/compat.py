@@ -18,7 +18,6 @@ from vllm.model_executor.layers.linear import (
     LinearBase,
     LinearMethodBase,
     QKVParallelLinear,
-    RowParallelLinear,
     UnquantizedLinearMethod,
 )
 from vllm.model_executor.layers.quantization import (
@@ -39,7 +38,6 @@ __all__ = [
     "QKVParallelLinear",  # k and v heads may be replicated over ranks
     "QuantizationConfig",
     "RoutedExperts",  # the module whose experts we place
-    "RowParallelLinear",  # splits inputs, every other linear splits outputs
     "UnquantizedLinearMethod",
     "appliance_settings",
     "claim_method",
