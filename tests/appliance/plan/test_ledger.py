@@ -115,6 +115,15 @@ def test_a_latent_cache_is_whole_on_every_rank_and_heads_are_shared() -> None:
     assert kv_cost(grouped, 2, fp8=True).bytes_per_token == 2 * 48 * 2 * 128
 
 
+def test_the_cache_is_that_of_the_language_model_wherever_its_settings_are_nested() -> None:
+    own = {"num_hidden_layers": 12, "num_key_value_heads": 4, "head_dim": 128}
+    for key in ("text_config", "language_config", "llm_config"):
+        nested = replace(checkpoint(), config={key: own, "num_hidden_layers": 2})
+        assert kv_cost(nested, 1).bytes_per_token == 2 * 12 * 4 * 128 * 2
+        float32 = replace(nested, config={**nested.config, "torch_dtype": "float32"})
+        assert kv_cost(float32, 1).bytes_per_token == 2 * 12 * 4 * 128 * 4
+
+
 def test_an_fp8_cache_is_half_and_what_it_frees_holds_experts() -> None:
     asked = Policy(context_tokens=4096, conversations=40, streams=4)
     many = checkpoint((layer(0, 64, 2, expert(8192, 8192)), layer(1, 64, 2, expert(8192, 8192))),
