@@ -17,6 +17,7 @@ from preflight.host import Host
 
 GIB = 1 << 30
 UNLIMITED = -1
+HUGE_PAGE_BYTES = 2 << 20  # of the only kind that the engine takes (engine.hostmem)
 
 
 def refuse_short_host(host: Host, ranks: Sequence[RankPlan], on_node: AbstractSet[str]) -> None:
@@ -28,6 +29,9 @@ def refuse_short_host(host: Host, ranks: Sequence[RankPlan], on_node: AbstractSe
     need = sum(rank.total_bytes("host") for rank in ranks)
     if on_cpu:
         need += sum(rank.total_bytes("device") for rank in ranks)
+    reserved = 0 if on_cpu else reserved_bytes(host, ranks, on_node)
+    need -= reserved
+    beside = f" beside {reserved / GIB:.2f} GiB of reserved huge pages" if reserved else ""
     free, what = _free(host, on_cpu)
     if free is None:
         raise PlanError("the free memory of this host could not be read",
@@ -35,7 +39,7 @@ def refuse_short_host(host: Host, ranks: Sequence[RankPlan], on_node: AbstractSe
     if need > free:
         raise DoesNotFit(
             f"the plan takes {need / GIB:.2f} GiB of host memory over "
-            f"{counted(len(ranks), 'rank')} and {free / GIB:.2f} GiB are {what}: "
+            f"{counted(len(ranks), 'rank')}{beside} and {free / GIB:.2f} GiB are {what}: "
             f"{(need - free) / GIB:.2f} GiB short",
             fix=_way_out(host, ranks, need, on_cpu),
         )
@@ -43,7 +47,7 @@ def refuse_short_host(host: Host, ranks: Sequence[RankPlan], on_node: AbstractSe
     if limit is not None and limit != UNLIMITED and need > limit - used:
         raise DoesNotFit(
             f"the plan takes {need / GIB:.2f} GiB of host memory over "
-            f"{counted(len(ranks), 'rank')} and the control group allows "
+            f"{counted(len(ranks), 'rank')}{beside} and the control group allows "
             f"{(limit - used) / GIB:.2f} GiB more (memory.max)",
             fix="raise the memory limit of the container or service",
         )
@@ -57,6 +61,8 @@ def _refuse_short_node(host: Host, ranks: Sequence[RankPlan], on_node: AbstractS
         return
     for node in host.numa_nodes:
         mine = [rank for rank in ranks if rank.numa_node == node.index]
+        if reserved_bytes(host, mine, on_node):
+            continue
         bound = [line for rank in mine for line in rank.ledger if line.part in on_node]
         need = sum(line.size_bytes for line in bound)
         if node.memory_free_bytes is not None and need > node.memory_free_bytes:
@@ -67,6 +73,21 @@ def _refuse_short_node(host: Host, ranks: Sequence[RankPlan], on_node: AbstractS
                 fix="free memory on that node, or move a card or memory: each node must hold what "
                 "its cards read",
             )
+
+
+def reserved_bytes(host: Host, ranks: Sequence[RankPlan], on_node: AbstractSet[str]) -> int:
+    """What of `on_node` goes to reserved huge pages: free ones are not in MemFree, nor in
+    memory.max. The engine takes them on a node where all that it binds there fits, else none."""
+    out = 0
+    for node in {rank.numa_node for rank in ranks}:
+        sizes = [line.size_bytes for rank in ranks if rank.numa_node == node
+                 for line in rank.ledger if line.part in on_node]  # fmt: skip
+        pages = [-(-size // HUGE_PAGE_BYTES) for size in sizes]
+        pools = next((n.huge_pages for n in host.numa_nodes if n.index == node),
+                     host.memory.huge_pages if node is None else ())  # fmt: skip
+        free = sum(p.free or 0 for p in pools if p.page_bytes == HUGE_PAGE_BYTES)
+        out += sum(sizes) if sum(pages) <= free else 0
+    return out
 
 
 def _words(lines: Sequence[LedgerLine]) -> str:

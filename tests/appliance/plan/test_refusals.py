@@ -10,10 +10,11 @@ from plan_builders import GIB, checkpoint, deepseek_v41_flash, expert, gpu, host
 from appliance.checkpoint.model import Checkpoint, ExpertShape, MoeLayer
 from appliance.errors import ApplianceError, DoesNotFit, PlanError, UnsupportedError, UsageError
 from appliance.plan.check import check_plan
+from appliance.plan.guards import guard
 from appliance.plan.model import LayerPlacement, load_plan
 from appliance.plan.planner import Policy, plan
 from appliance.plan.routing import Heat, heat_from_json
-from preflight.host import Host
+from preflight.host import Host, HugePages, NumaNode
 
 HALF = Policy(host_share=0.5)
 CARDS = host((gpu(0), gpu(1), gpu(2), gpu(3)))
@@ -197,6 +198,38 @@ def test_slots_that_the_host_cannot_back_say_what_their_copies_take() -> None:
     plan(short, deepseek_v41_flash(), None, Policy())
     with pytest.raises(DoesNotFit, match=r"fewer cache slots: their copies on the host are 47\.46"):
         plan(short, deepseek_v41_flash(), None, Policy(cache_slots=96))
+
+
+def test_reserved_huge_pages_are_memory_for_the_arena_though_no_longer_free() -> None:
+    """As `tune --huge-pages` leaves a host: the pages are out of MemFree, and the engine takes them
+    where all that it binds to the node fits into them, else none."""
+    cards = (gpu(0), gpu(1))
+    made = plan(host(cards, nodes=1), deepseek_v41_flash(), None, Policy(cache_slots=0))
+    pages = [-(-i.size_bytes // (2 << 20)) for r in made.ranks for i in r.ledger if i.pinned]
+    rest = sum(i.size_bytes for r in made.ranks for i in r.ledger if i.home == "host")
+    rest -= sum(i.size_bytes for r in made.ranks for i in r.ledger if i.pinned)
+
+    def tuned(count: int, page_bytes: int = 2 << 20) -> Host:
+        reserved = (HugePages(page_bytes=page_bytes, total=count, free=count),)
+        node = NumaNode(index=0, memory_total_bytes=256 * GIB, memory_free_bytes=rest + GIB,
+                        huge_pages=reserved)  # fmt: skip
+        return host(cards, memory=256 * GIB, nodes=1).model_copy(
+            update={"memory_free_bytes": rest + GIB, "numa_nodes": (node,)}
+        )
+
+    again = plan(tuned(sum(pages)), deepseek_v41_flash(), None, Policy(cache_slots=0))
+    assert again.ranks == made.ranks
+    assert not [f for f in guard(again, tuned(sum(pages))) if f.check == "host-memory-margin"]
+    for short in (tuned(sum(pages) - 1), tuned(sum(pages), page_bytes=1 << 30)):
+        with pytest.raises(
+            DoesNotFit, match=r"takes 1\d\d\.\d\d GiB of host memory over 2 ranks and"
+        ):
+            plan(short, deepseek_v41_flash(), None, Policy(cache_slots=0))
+    little = tuned(sum(pages)).model_copy(update={"memory_free_bytes": GIB})
+    with pytest.raises(
+        DoesNotFit, match=r"over 2 ranks beside 1\d\d\.\d\d GiB of reserved huge pag"
+    ):
+        plan(little, deepseek_v41_flash(), None, Policy(cache_slots=0))
 
 
 def test_an_fp8_cache_takes_a_card_that_computes_in_fp8() -> None:
