@@ -32,7 +32,11 @@ TensorParallel = Annotated[
     int | None, typer.Option(help="Ranks to split over (default: every GPU).", metavar="N")
 ]
 ExpertParallel = Annotated[
-    bool, typer.Option("--expert-parallel", help="Whole experts per rank, not slices of all.")
+    bool,
+    typer.Option(
+        "--expert-parallel",
+        help="Whole experts per rank, not slices of all; slower where slices are possible.",
+    ),
 ]
 Device = Annotated[
     Literal["cuda", "cpu"] | None,

@@ -15,7 +15,7 @@ from appliance import process
 from appliance.errors import ServeError
 from appliance.serve import log
 from appliance.serve.spec import ServeSpec
-from appliance.serve.state import Phase, State, write_state
+from appliance.serve.state import SERVING, Phase, State, write_state
 
 TICK_SECONDS = 0.2
 T = TypeVar("T")
@@ -60,8 +60,9 @@ class Run:
         if code is not None:
             reason = log.cause(self.spec.files.engine_log)
             why = f": {reason}" if reason else ""
+            doing = "serving" if self.state.phase in SERVING else self.state.phase
             raise ServeError(
-                f"the engine {log.exit_words(code)} while {self.state.phase}{why}",
+                f"the engine {log.exit_words(code)} while {doing}{why}",
                 fix=f"read the whole log: {self.spec.files.engine_log}",
             )
         if self.stop.count:

@@ -159,8 +159,9 @@ def factors(work: Path) -> None:
         at = {case: steps.get(streams) for case, steps in found.items()}
 
         def over(case: str, base: str, at: Any = at) -> float | None:
+            """None also where nothing is left: both steps are the engine's own time."""
             both = at[case] is not None and at[base] is not None
-            return round(at[case] - at[base], 3) if both else None
+            return round(at[case] - at[base], 3) if both and at[case] > at[base] else None
 
         layer = {c: over(c, "vllm-resident") for c in GROUPS[0] if c.startswith("vllm")}
         layer |= {c: over(c, "ours-resident") for c in ("ours-whole-layer", "ours-spread")}

@@ -1,6 +1,8 @@
 """The real supervisor over a stand-in engine: every way a start or an end can go wrong."""
 
 import http.client
+import os
+import signal
 import threading
 from pathlib import Path
 
@@ -73,6 +75,13 @@ def test_a_death_at_the_start_names_the_cause_and_not_its_consequence(standin_sp
 def test_a_death_while_proving_is_reported_as_one(standin_spec):
     message = failure_of(standin_spec, "dies while proving").message
     assert "SIGKILL" in message and "while proving: RuntimeError: the arena is gone" in message
+
+
+def test_a_death_while_it_serves_says_so_whether_answers_were_proved_or_not(supervised, model):
+    (model / "expectations.json").unlink()
+    running = supervised()
+    os.kill(running.wait_for("unproved").engine_pid, signal.SIGTERM)
+    assert "the engine was ended by SIGTERM while serving" in running.wait_for("failed").message
 
 
 @pytest.mark.parametrize(
