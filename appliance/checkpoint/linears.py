@@ -7,6 +7,7 @@ the codebook; `bias` fp16 [n], optional. K is 1..8, or 1.5, 2.5, 3.5 with mul1.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -15,7 +16,17 @@ from appliance.errors import CheckpointError
 
 PARTS = frozenset(("trellis", "suh", "svh", "su", "sv", "mcg", "mul1"))
 HADAMARD = 128
+_READ_DENSE = re.compile(r"(?:model\.)?layers\.\d+\.[\w.]*\.wo_a\.trellis")
 _WIDTHS: dict[int, float] = {16 * k: k for k in range(1, 9)} | {24: 1.5, 40: 2.5, 56: 3.5}
+
+
+def is_made_dense(name: str, model_type: str) -> bool:
+    """Whether the engine makes a matrix dense as it loads, because vLLM's class reads its weight
+    itself: DeepSeek-V4's wo_a, and V4.1's head, which gets no quantisation method."""
+    if not model_type.startswith("deepseek_v4"):
+        return False
+    head = model_type == "deepseek_v41" and name == "head.trellis"
+    return head or _READ_DENSE.fullmatch(name) is not None
 
 
 class Linears:

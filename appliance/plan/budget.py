@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from appliance.checkpoint.linears import is_made_dense
 from appliance.checkpoint.model import Checkpoint, MoeLayer
 from appliance.plan.cards import Card
 from appliance.plan.kernel_curve import H200, KernelCurve
@@ -96,6 +97,16 @@ class Demand:
         ]
         return len(shapes), sum(256 * shape[0] * shape[1] for shape in shapes)
 
+    @cached_property
+    def dense_weights(self) -> int:
+        """Weights in the EXL3 matrices that are made dense at load, beside their stored form."""
+        model_type = self.checkpoint.model_type
+        return sum(
+            256 * tensor.shape[0] * tensor.shape[1]
+            for name, tensor in self.checkpoint.tensors.items()
+            if is_made_dense(name, model_type)
+        )
+
     @property
     def on_node(self) -> frozenset[str]:
         """Lines of the ledger whose memory is bound to the memory node of the rank's card. Tables
@@ -114,6 +125,7 @@ def device_lines(demand: Demand, card: Card) -> tuple[LedgerLine, ...]:
     """Everything on the device but the routed experts' trellises."""
     lines = [
         *_dense(demand, card.rank),
+        _made_dense(demand, card.rank),
         *_expert_extras(demand, card.rank),
         *_runtime(demand, card),
     ]
@@ -157,6 +169,12 @@ def _dense(demand: Demand, rank: int) -> Iterator[LedgerLine]:
         else:
             size, note = part.size_bytes, "whole on every rank" if demand.ranks > 1 else None
         yield _line(part.role.replace("_", " "), "device", size, "header", note)
+
+
+def _made_dense(demand: Demand, rank: int) -> LedgerLine:
+    size = share_of(2 * demand.dense_weights, rank, demand.ranks)
+    return _line("made dense at load", "device", size, "formula",
+                 "bf16 of EXL3 matrices that the model reads itself")  # fmt: skip
 
 
 def _expert_extras(demand: Demand, rank: int) -> Iterator[LedgerLine]:

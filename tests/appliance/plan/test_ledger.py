@@ -6,10 +6,12 @@ from dataclasses import replace
 from machines import machine
 from plan_builders import GIB, checkpoint, deepseek_v41_flash, expert, gpu, host, layer
 
+from appliance.checkpoint.model import Tensor
 from appliance.plan.budget import Demand, activation_bytes
 from appliance.plan.explain import ledger_lines, show_lines
 from appliance.plan.kv import kv_cost
 from appliance.plan.model import Plan, RankPlan
+from appliance.plan.outline import Outline
 from appliance.plan.planner import Policy, plan
 from appliance.plan.split import scale_bytes, share_of
 
@@ -64,6 +66,22 @@ def test_prefill_has_a_ring_of_24_blocks_for_each_size_of_expert_among_the_layer
     # Halves of 3 * 5120 * 2304 weights at 3 and at 4 bits, in whole pages of 4 KiB.
     assert line.size_bytes == 24 * (6_635_520 + 8_847_360)
     assert line.note == "24 blocks of 8,847,360 B and of 6,635,520 B"
+
+
+def test_matrices_made_dense_at_load_take_two_bytes_a_weight_beside_their_stored_form() -> None:
+    """DeepSeek-V4 reads wo_a itself, and V4.1 its head: 4096 x 8192 and 5120 x 129,280 weights."""
+    shapes = {"layers.0.attn.wo_a": (256, 512), "layers.1.attn.wo_a": (256, 512),
+              "layers.1.attn.wo_b": (512, 320), "mtp.0.attn.wo_a": (256, 512),
+              "head": (320, 8080)}  # fmt: skip
+    tensors = {f"{name}.trellis": Tensor(f"{name}.trellis", "I16", (*shape, 48), "a", 0, 0)
+               for name, shape in shapes.items()}  # fmt: skip
+    for model_type, weights in (("deepseek_v41", 2 * 4096 * 8192 + 5120 * 129_280),
+                                ("deepseek_v4", 2 * 4096 * 8192), ("deepseek_v3", 0)):  # fmt: skip
+        model = replace(checkpoint(model_type=model_type), tensors=tensors)
+        for known in (model, Outline.of(model).checkpoint(model.path)):
+            made = plan(TWO_CARDS, known, None, Policy(context_tokens=4096))
+            found = [i.size_bytes for r in made.ranks for i in r.ledger if "made dense" in i.part]
+            assert found == [weights] * (2 if weights else 0)  # halves, of two bytes each
 
 
 def test_the_printed_bytes_add_up_to_the_printed_sums() -> None:
