@@ -15,7 +15,7 @@ from appliance.checkpoint.linears import is_made_dense
 from appliance.checkpoint.model import Checkpoint, MoeLayer
 from appliance.plan.cards import Card
 from appliance.plan.kernel_curve import H200, KernelCurve
-from appliance.plan.kv import KvCost, kv_cache_bytes, kv_cost, kv_tokens, text_config
+from appliance.plan.kv import KvCost, kv_cache_bytes, kv_cost, kv_tokens, vocabulary
 from appliance.plan.model import EXPERTS_IN, LedgerLine, expert_block_bytes
 from appliance.plan.request import Policy
 from appliance.plan.split import owned_experts, scale_bytes, share_of
@@ -240,8 +240,7 @@ def activation_bytes(demand: Demand) -> int:
     hidden, inner = checkpoint.hidden_size, checkpoint.intermediate_size // demand.expert_ranks
     top_k = max((layer.top_k for layer in demand.layers), default=0)
     token = 2 * (top_k * (hidden + 2 * inner) + 4 * hidden)
-    vocabulary = text_config(checkpoint).get("vocab_size")
-    logits = 4 * policy.streams * vocabulary if isinstance(vocabulary, int) else 0
+    logits = 4 * policy.streams * vocabulary(checkpoint)
     return policy.prefill_chunk_tokens * token + logits
 
 

@@ -39,6 +39,11 @@ def context_limit(checkpoint: Checkpoint) -> int | None:
     return _whole(text_config(checkpoint), "max_position_embeddings")
 
 
+def vocabulary(checkpoint: Checkpoint) -> int:
+    """Tokens that logits are worked out for; 0 where the config does not say."""
+    return _whole(text_config(checkpoint), "vocab_size") or 0
+
+
 def kv_cost(
     checkpoint: Checkpoint, tensor_parallel: int, float32: bool = False, fp8: bool = False
 ) -> KvCost:
@@ -118,7 +123,7 @@ def _item_bytes(config: Mapping[str, object]) -> int:
 
 def _head_width(config: Mapping[str, object]) -> int | None:
     hidden, heads = _whole(config, "hidden_size"), _whole(config, "num_attention_heads")
-    return None if hidden is None or not heads else hidden // heads
+    return None if hidden is None or not heads else hidden // heads or None
 
 
 def _whole(config: Mapping[str, object], key: str) -> int | None:

@@ -119,6 +119,14 @@ def test_activations_agree_with_a_peers_measurement() -> None:
     assert abs(activation_bytes(demand) / GIB - 1.04) < 0.1
 
 
+def test_a_vocabulary_that_is_no_number_of_tokens_takes_nothing() -> None:
+    known, *unknown = (
+        activation_bytes(Demand(checkpoint(vocab_size=size), 1, False, 128, 1, Policy(streams=6)))
+        for size in (1000, None, -(10**15), True, "many")
+    )
+    assert [known - size for size in unknown] == [4 * 6 * 1000] * 4
+
+
 def test_a_latent_cache_is_whole_on_every_rank_and_heads_are_shared() -> None:
     latent = checkpoint(kv_lora_rank=512, qk_rope_head_dim=64, num_hidden_layers=60)
     assert kv_cost(latent, 4).bytes_per_token == 60 * 576 * 2

@@ -66,6 +66,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "unknown attention": lambda: (
         host(), checkpoint(num_key_value_heads=None, num_attention_heads=None), HALF,
         UnsupportedError, "the attention of model type 'qwen3_moe' is not one"),
+    "heads of no width": lambda: (
+        host(), checkpoint(hidden_size=4, head_dim=None), HALF, UnsupportedError,
+        "config.json has neither kv_lora_rank nor num_key_value_heads with head_dim"),
     "more GPUs than there are": lambda: (
         host((gpu(0),)), checkpoint(), Policy(tensor_parallel=2), PlanError,
         "2 GPUs asked for and the host has 1"),
