@@ -130,6 +130,9 @@ def test_what_cannot_be_served_is_refused_with_numbers(name: str) -> None:
         ({"host_share": 1.5}, "host_share is 1.5"),
         ({"host_share": float("nan")}, "host_share is nan"),
         ({"link_bytes_per_second": (float("inf"),)}, "a link of inf bytes"),
+        ({"link_bytes_per_second": (float("nan"),)}, "a link of nan bytes"),
+        ({"link_bytes_per_second": (50,)}, "a link of 50 bytes.*50e9 for 50 GB/s"),
+        ({"link_bytes_per_second": (1e-300,)}, "a link of 1e-300 bytes"),
         ({"conversations": 2, "streams": 4}, "2 conversations cannot feed 4 streams"),
     ],
 )
