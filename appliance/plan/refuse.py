@@ -5,7 +5,7 @@ Which checkpoints it can serve at all: appliance/checkpoint/support.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from appliance.checkpoint.model import Checkpoint, MoeLayer
 from appliance.checkpoint.support import require_tensor_parallel
@@ -50,17 +50,29 @@ def refuse_impossible_split(
             "files; this engine reads whole experts and cuts them itself",
             fix="use a package with whole experts",
         )
-    heads = text_config(checkpoint).get("num_attention_heads")
-    if isinstance(heads, int) and heads % ranks:
-        raise UnsupportedError(
-            f"{heads} attention heads cannot be shared by {ranks} ranks",
-            fix="use a number of GPUs that divides the heads",
-        )
+    _refuse_uneven_heads(text_config(checkpoint), ranks)
     for layer in checkpoint.layers if draft else checkpoint.target_layers:
         _refuse_mixed(layer)
         _refuse_biased(layer)
         if expert_parallel:
             _refuse_uneven(layer, ranks)
+
+
+def _refuse_uneven_heads(config: Mapping[str, object], ranks: int) -> None:
+    """vLLM gives each rank as many heads; key-value heads it shares evenly or repeats evenly."""
+    heads, keys = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    if isinstance(heads, int) and heads % ranks:
+        raise UnsupportedError(
+            f"{heads} attention heads cannot be shared by {ranks} ranks",
+            fix="use a number of GPUs that divides the heads",
+        )
+    if config.get("kv_lora_rank") is not None:
+        return  # a latent is whole on every rank
+    if isinstance(keys, int) and keys > 0 and keys % ranks and ranks % keys:
+        raise UnsupportedError(
+            f"{keys} key-value heads can be neither shared nor repeated evenly by {ranks} ranks",
+            fix="use a number of GPUs that divides them, or a multiple of them",
+        )
 
 
 def refuse_kv_dtype(policy: Policy, cards: Sequence[Card]) -> None:

@@ -150,8 +150,8 @@ def test_cards_on_one_memory_node_are_taken_before_cards_that_are_far_apart() ->
     lost = (four[0].model_copy(update={"fault": "GPU is lost"}), *four[1:])
     made = plan(host(lost), checkpoint(), None, Policy(tensor_parallel=2))
     assert [r.gpu for r in made.ranks] == ["GPU-1", "GPU-2"]
-    three = plan(host(four), checkpoint((layer(0, 9), layer(1, 9)), num_attention_heads=9), None,
-                 Policy(tensor_parallel=3, expert_parallel=True))  # fmt: skip
+    nine = checkpoint((layer(0, 9), layer(1, 9)), num_attention_heads=9, num_key_value_heads=3)
+    three = plan(host(four), nine, None, Policy(tensor_parallel=3, expert_parallel=True))
     assert [r.gpu for r in three.ranks] == ["GPU-0", "GPU-1", "GPU-2"]
 
 

@@ -49,6 +49,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "heads that do not divide": lambda: (
         host(), checkpoint(num_attention_heads=7), Policy(tensor_parallel=2), UnsupportedError,
         "7 attention heads cannot be shared by 2"),
+    "key heads that do not divide": lambda: (
+        host(), checkpoint((layer(shape=expert(inner=384)),), num_attention_heads=48,
+                           num_key_value_heads=8), Policy(tensor_parallel=3), UnsupportedError,
+        "8 key-value heads can be neither shared nor repeated evenly by 3"),
     "mixed K": lambda: (host(), checkpoint((mixed(),)), HALF, UnsupportedError,
                         r"mixes w1 of 256 x 256 at 3 bits mcg \(expert 0\).* 4 bits"),
     "files cut for two": lambda: (host(), checkpoint(rank_sliced=2), HALF, UnsupportedError,
