@@ -26,6 +26,7 @@ from appliance.plan.refuse import (
     refuse_foreign_heat,
     refuse_impossible_split,
     refuse_kv_dtype,
+    refuse_too_many_experts,
 )
 from appliance.plan.request import Policy
 from appliance.plan.room import refuse_short_host
@@ -53,6 +54,8 @@ def plan(
     require_exl3(checkpoint)
     cards = choose_cards(host, policy)
     refuse_impossible_split(checkpoint, len(cards), policy.expert_parallel, policy.draft)
+    if cards[0].device == "cuda":
+        refuse_too_many_experts(checkpoint, len(cards), policy.expert_parallel)
     if heat is not None:
         refuse_foreign_heat(heat, checkpoint)
     demand, notes = _settle(checkpoint, cards, heat, policy, curve)

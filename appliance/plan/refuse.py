@@ -16,6 +16,8 @@ from appliance.plan.request import Policy
 from appliance.plan.routing import Heat
 
 FP8_CAPABILITY = (8, 9)
+MOST_EXPERTS = 1024  # expert_kernels.launch.MAX_EXPERTS
+MOST_PICKED = 32  # of one row: csrc/experts.cu
 
 
 def refuse_foreign_heat(heat: Heat, checkpoint: Checkpoint) -> None:
@@ -73,6 +75,19 @@ def _refuse_uneven_heads(config: Mapping[str, object], ranks: int) -> None:
             f"{keys} key-value heads can be neither shared nor repeated evenly by {ranks} ranks",
             fix="use a number of GPUs that divides them, or a multiple of them",
         )
+
+
+def refuse_too_many_experts(checkpoint: Checkpoint, ranks: int, whole: bool) -> None:
+    """What a GPU's kernels cannot route, at the first step after minutes of loading. `whole`: each
+    rank has whole experts, and so fewer. Raises UnsupportedError."""
+    for layer in checkpoint.target_layers:
+        here = len(layer.experts) // (ranks if whole else 1)
+        if here > MOST_EXPERTS or layer.top_k > MOST_PICKED:
+            raise UnsupportedError(
+                f"layer {layer.index} has {here:,} experts on each card and picks {layer.top_k} of "
+                f"them: the kernels take {MOST_EXPERTS:,} and {MOST_PICKED}",
+                fix="use expert parallelism over more cards" if here > MOST_EXPERTS else None,
+            )
 
 
 def refuse_kv_dtype(policy: Policy, cards: Sequence[Card]) -> None:

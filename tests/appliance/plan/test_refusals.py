@@ -9,11 +9,14 @@ from plan_builders import GIB, checkpoint, deepseek_v41_flash, expert, gpu, host
 
 from appliance.checkpoint.model import Checkpoint, ExpertShape, MoeLayer
 from appliance.errors import ApplianceError, DoesNotFit, PlanError, UnsupportedError, UsageError
+from appliance.plan.budget import PREFILL_ROWS, PREFILL_SLOTS, PREFILL_WINDOW
 from appliance.plan.check import check_plan
 from appliance.plan.guards import guard
 from appliance.plan.model import LayerPlacement, load_plan
 from appliance.plan.planner import Policy, plan
+from appliance.plan.refuse import MOST_EXPERTS, MOST_PICKED
 from appliance.plan.routing import Heat, heat_from_json
+from expert_kernels import launch
 from preflight.host import Host, HugePages, NumaNode
 
 HALF = Policy(host_share=0.5)
@@ -53,6 +56,16 @@ CASES: dict[str, Callable[[], Case]] = {
         host(), checkpoint((layer(shape=expert(inner=384)),), num_attention_heads=48,
                            num_key_value_heads=8), Policy(tensor_parallel=3), UnsupportedError,
         "8 key-value heads can be neither shared nor repeated evenly by 3"),
+    "more experts than kernels route": lambda: (
+        CARDS, checkpoint((layer(experts=2052),)), Policy(tensor_parallel=2), UnsupportedError,
+        "2,052 experts on each card and picks 2 .* take 1,024 and 32.*expert parallelism over"),
+    "as many on each of two cards": lambda: (
+        CARDS, checkpoint((layer(experts=2052),)), Policy(tensor_parallel=2, expert_parallel=True),
+        UnsupportedError, "1,026 experts on each card"),
+    "more picks than kernels route": lambda: (
+        CARDS, checkpoint((layer(experts=64, top_k=33),)), Policy(tensor_parallel=2),
+        UnsupportedError,
+        "64 experts on each card and picks 33 of them"),
     "mixed K": lambda: (host(), checkpoint((mixed(),)), HALF, UnsupportedError,
                         r"mixes w1 of 256 x 256 at 3 bits mcg \(expert 0\).* 4 bits"),
     "files cut for two": lambda: (host(), checkpoint(rank_sliced=2), HALF, UnsupportedError,
@@ -166,6 +179,20 @@ def test_heat_survives_its_own_json_and_nothing_else_is_read() -> None:
                  '{"schema_version": 1, "layers": {}, "more": 1}'):  # fmt: skip
         with pytest.raises(UsageError):
             heat_from_json(text)
+
+
+def test_what_the_planner_knows_of_the_kernels_is_what_they_say() -> None:
+    assert (MOST_EXPERTS, PREFILL_SLOTS, PREFILL_WINDOW, PREFILL_ROWS) == (
+        launch.MAX_EXPERTS, launch.PREFILL_SLOTS, launch.PREFILL_WINDOW, launch.PREFILL_ROWS
+    )  # fmt: skip
+    source = Path(launch.__file__).parents[1] / "csrc" / "experts.cu"
+    assert f"c.top_k > {MOST_PICKED} ||" in source.read_text()
+
+
+def test_a_host_without_a_gpu_routes_any_number_and_four_cards_share_them() -> None:
+    many = checkpoint((layer(experts=2052),))
+    plan(host(), many, None, HALF)
+    plan(CARDS, many, None, Policy(tensor_parallel=4, expert_parallel=True))
 
 
 def test_draft_layers_that_are_not_loaded_refuse_nothing() -> None:
