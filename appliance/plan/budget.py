@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from appliance.checkpoint.linears import is_made_dense
+from appliance.checkpoint.linears import made_dense
 from appliance.checkpoint.model import Checkpoint, MoeLayer
 from appliance.plan.cards import Card
 from appliance.plan.kernel_curve import H200, KernelCurve
@@ -99,13 +99,9 @@ class Demand:
 
     @cached_property
     def dense_weights(self) -> int:
-        """Weights in the EXL3 matrices that are made dense at load, beside their stored form."""
-        model_type = self.checkpoint.model_type
-        return sum(
-            256 * tensor.shape[0] * tensor.shape[1]
-            for name, tensor in self.checkpoint.tensors.items()
-            if is_made_dense(name, model_type)
-        )
+        """Weights of the EXL3 matrices that are made dense at load, beside their stored form."""
+        shapes = [self.checkpoint.tensors[name].shape for name in made_dense(self.checkpoint)]
+        return sum(256 * shape[0] * shape[1] for shape in shapes)
 
     @property
     def on_node(self) -> frozenset[str]:
@@ -125,7 +121,7 @@ def device_lines(demand: Demand, card: Card) -> tuple[LedgerLine, ...]:
     """Everything on the device but the routed experts' trellises."""
     lines = [
         *_dense(demand, card.rank),
-        _made_dense(demand, card.rank),
+        _dense_copies(demand, card.rank),
         *_expert_extras(demand, card.rank),
         *_runtime(demand, card),
     ]
@@ -171,10 +167,10 @@ def _dense(demand: Demand, rank: int) -> Iterator[LedgerLine]:
         yield _line(part.role.replace("_", " "), "device", size, "header", note)
 
 
-def _made_dense(demand: Demand, rank: int) -> LedgerLine:
+def _dense_copies(demand: Demand, rank: int) -> LedgerLine:
     size = share_of(2 * demand.dense_weights, rank, demand.ranks)
     return _line("made dense at load", "device", size, "formula",
-                 "bf16 of EXL3 matrices that the model reads itself")  # fmt: skip
+                 "two bytes a weight of EXL3 matrices that vLLM reads as dense ones")  # fmt: skip
 
 
 def _expert_extras(demand: Demand, rank: int) -> Iterator[LedgerLine]:
