@@ -44,7 +44,9 @@ PREFILL_WINDOW = 2
 PREFILL_ROWS = 4096
 # One engine process: interpreter, torch, libraries, its part of the API server.
 HOST_PROCESS_BYTES = {"cuda": 4 * GIB, "cpu": 2 * GIB}
-# Pages of the shard being read stay cached until the reader drops them behind itself.
+# Pages of the shard being read and of the one before stay cached: the reader drops what is farther
+# behind (engine.behind). More than this the kernel takes back by itself where memory is short.
+KEPT_SHARDS = 2
 LOAD_WINDOW_BYTES = 8 * GIB
 ADDRESS_BYTES_PER_EXPERT = 9 * 8
 COUNTER_BYTES = 16  # picks, and where a cache slot is to be filled
@@ -134,12 +136,12 @@ def host_lines(demand: Demand, card: Card) -> tuple[LedgerLine, ...]:
     tables = sum(share_of(t.size_bytes, rank, ranks) for t in checkpoint.tables)
     process = demand.policy.host_reserve_bytes
     reserve = HOST_PROCESS_BYTES[card.device] if process is None else process
-    window = min(demand.largest_shard_bytes, LOAD_WINDOW_BYTES)
+    window = min(KEPT_SHARDS * demand.largest_shard_bytes, LOAD_WINDOW_BYTES)
     lines = [
         _line(TABLES, "host", tables, "header",
               f"{len(checkpoint.tables)} tables, rows cut over {ranks} ranks", pinned=True),
         _line("load peak", "host", share_of(window, rank, ranks), "formula",
-              "page cache of the shard that is read, at most 8 GiB on the machine"),
+              "page cache of the two shards last read, at most 8 GiB on the machine"),
         _line("engine process and reserve", "host", reserve, "setting"),
     ]  # fmt: skip
     return tuple(line for line in lines if line.size_bytes)

@@ -7,7 +7,8 @@ from machines import machine
 from plan_builders import GIB, checkpoint, deepseek_v41_flash, expert, gpu, host, layer
 
 from appliance.checkpoint.model import Tensor
-from appliance.plan.budget import Demand, activation_bytes
+from appliance.engine import behind
+from appliance.plan.budget import KEPT_SHARDS, Demand, activation_bytes
 from appliance.plan.explain import ledger_lines, show_lines
 from appliance.plan.kv import kv_cost
 from appliance.plan.model import Plan, RankPlan
@@ -66,6 +67,15 @@ def test_prefill_has_a_ring_of_24_blocks_for_each_size_of_expert_among_the_layer
     # Halves of 3 * 5120 * 2304 weights at 3 and at 4 bits, in whole pages of 4 KiB.
     assert line.size_bytes == 24 * (6_635_520 + 8_847_360)
     assert line.note == "24 blocks of 8,847,360 B and of 6,635,520 B"
+
+
+def test_the_page_cache_of_loading_is_that_of_as_many_shards_as_the_reader_keeps() -> None:
+    assert KEPT_SHARDS == behind.KEPT
+    for shard, kept in ((GIB, 2 * GIB), (3 * GIB, 6 * GIB), (5 * GIB, 8 * GIB)):
+        tensors = {name: Tensor(name, "U8", (shard,), name, 0, shard) for name in "abc"}
+        made = plan(TWO_CARDS, replace(checkpoint(), tensors=tensors), None, Policy())
+        peaks = [i.size_bytes for r in made.ranks for i in r.ledger if i.part == "load peak"]
+        assert peaks == [kept // 2] * 2
 
 
 def test_matrices_made_dense_at_load_take_two_bytes_a_weight_beside_their_stored_form() -> None:
