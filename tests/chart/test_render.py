@@ -50,6 +50,13 @@ def test_every_manifest_is_valid_for_this_kubernetes(helm, validate, minor, valu
     validate(manifests, f"1.{minor}")
 
 
+def test_a_store_on_the_node_may_have_any_name(helm):
+    values = ("store.type=hostPath", r"store.hostPath=/srv/models\, 3 bits: {a}")
+    spec = only(helm.render(*values), "Deployment")["spec"]["template"]["spec"]
+    (models,) = (volume for volume in spec["volumes"] if volume["name"] == "models")
+    assert models["hostPath"]["path"] == "/srv/models, 3 bits: {a}"
+
+
 def test_only_one_pod_is_ever_asked_for_the_gpus(helm):
     deployment = only(helm.render(), "Deployment")["spec"]
     assert deployment["replicas"] == 1 and deployment["strategy"] == {"type": "Recreate"}
