@@ -69,9 +69,9 @@ def test_the_pod_gets_its_gpus_cpus_and_memory_for_good(helm):
 
 
 def test_huge_pages_are_asked_for_and_mounted(helm):
-    pod = appliance(helm.render("hugePages.size=1Gi", "hugePages.amountGiB=64"))
-    assert pod["containers"][0]["resources"]["limits"]["hugepages-1Gi"] == "64Gi"
-    assert {"name": "huge-pages", "emptyDir": {"medium": "HugePages-1Gi"}} in pod["volumes"]
+    pod = appliance(helm.render("hugePages.size=2Mi", "hugePages.amountGiB=64"))
+    assert pod["containers"][0]["resources"]["limits"]["hugepages-2Mi"] == "64Gi"
+    assert {"name": "huge-pages", "emptyDir": {"medium": "HugePages-2Mi"}} in pod["volumes"]
 
 
 def test_the_container_may_do_next_to_nothing(helm):
