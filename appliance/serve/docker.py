@@ -6,6 +6,7 @@ the container sees it; here is what surrounds them. The only importer of the doc
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

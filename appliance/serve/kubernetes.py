@@ -6,6 +6,7 @@ of the kubernetes client.
 
 from __future__ import annotations
 
+import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
