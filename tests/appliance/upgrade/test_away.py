@@ -32,7 +32,7 @@ class Place:
         return self.live
 
     def is_as_recorded(self, recorded) -> bool:
-        return self.live == recorded
+        return self.live.settings == recorded.settings
 
     def target(self, current, release, image, model, record) -> Deployment:
         settings = {"APPLIANCE_RECORD": record}
@@ -197,3 +197,24 @@ def test_a_command_that_fails_inside_gives_its_own_sentence():
     place.inside = lambda argv, limit: (3, "progress\nerror: too little memory\n  fix: buy some\n")
     with pytest.raises(CheckFailed, match=r"`appliance drain` there: error: too little memory"):
         Away(place, 1.0, 5.0).drain()
+
+
+def test_what_was_changed_by_hand_since_is_what_an_upgrade_goes_back_to(tmp_path):
+    """Neither the first record, nor the one of the last upgrade, is what served before this one."""
+    place, runner = deployed(tmp_path)
+    assert runner.adopted() == place.live and not read_book(tmp_path / BOOK).past
+    assert runner.upgrade(wanted(place, "r/a:2")).outcome == "committed"
+    recorded = read_book(tmp_path / BOOK).current
+    assert runner.adopted() == recorded
+
+    by_hand = place.live.model_copy(
+        update={"settings": {**place.live.settings, "APPLIANCE_STREAMS": "3"}}
+    )
+    place.live = by_hand
+    assert runner.adopted() == by_hand
+    place.broken = ("r/a:1",)
+    target = place.target(by_hand, "3", "r/a:1", None, "3-abc")
+    assert runner.upgrade(target).outcome == "undone"
+    assert place.live == by_hand
+    assert runner.rollback().outcome == "committed"
+    assert place.live.settings == recorded.settings
