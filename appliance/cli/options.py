@@ -89,6 +89,9 @@ HeatFiles = Annotated[
 ]
 
 
+POLICY_FIELDS = frozenset(field.name for field in dataclasses.fields(Policy))
+
+
 def policy(**wishes: Any) -> Policy:
     """The planner's request; what is None is left to the planner's default."""
     return Policy(**{name: value for name, value in wishes.items() if value is not None})
@@ -142,12 +145,11 @@ def _asked(
     )
 
 
-def said(context: typer.Context, settings: Settings) -> set[str]:
-    """The fields of a policy that an option or a setting of now speaks of."""
+def said(context: typer.Context) -> set[str]:
+    """The fields of a policy that an option of this command line speaks of."""
     named = {"context": "context_tokens", "device_memory": "device_capacity_bytes"}
     given = {name for name in context.params if _on_the_line(context, name)}
-    fields = {field.name for field in dataclasses.fields(Policy)}
-    return fields & ({named.get(name, name) for name in given} | settings.model_fields_set)
+    return POLICY_FIELDS & {named.get(name, name) for name in given}
 
 
 def _on_the_line(context: typer.Context, name: str) -> bool:

@@ -101,8 +101,10 @@ def up(
     settings = read_settings()
     last = None if model or settings.model else read_served(files_of(settings))
     if last is not None:
-        said = options.said(line, settings)
+        said = options.said(line)
+        settled = options.POLICY_FIELDS & settings.model_fields_set
         settings = _as_last(settings, last, replan=bool(said))
+        said = said | settled
         policy = replace(last.asked.policy, **{one: getattr(policy, one) for one in said})
         heat = heat or list(last.asked.heat)
     ignored = (*(ignore or ()), *filter(None, settings.ignore_checks.split(",")))
