@@ -145,7 +145,7 @@ def _asked(
     )
 
 
-def said(context: typer.Context) -> set[str]:
+def said(context: typer.Context) -> frozenset[str]:
     """The fields of a policy that an option of this command line speaks of."""
     named = {"context": "context_tokens", "device_memory": "device_capacity_bytes"}
     given = {name for name in context.params if _on_the_line(context, name)}
