@@ -86,7 +86,9 @@ def up(
     policy: Policy,
     heat: options.HeatFiles = None,
     ignore: options.Ignore = None,
-    asked: Annotated[str | None, typer.Option(hidden=True)] = None,
+    asked: Annotated[
+        str | None, typer.Option(hidden=True, help="What the starter records as asked for.")
+    ] = None,
     line: typer.Context,
 ) -> int:
     """Plan a model on this machine, start the engine, prove it, serve it.

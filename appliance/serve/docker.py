@@ -6,7 +6,6 @@ the container sees it; here is what surrounds them. The only importer of the doc
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -200,8 +199,7 @@ def _docker() -> Any:
         import docker
     except ImportError as error:
         raise ServeError(
-            "the docker client is not installed here",
-            fix=f"{sys.executable} -m pip install 'moe-appliance[docker]'",
+            "the docker client is not installed here", fix="pip install 'moe-appliance[docker]'"
         ) from error
     return docker
 

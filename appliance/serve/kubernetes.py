@@ -6,7 +6,6 @@ of the kubernetes client.
 
 from __future__ import annotations
 
-import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -225,7 +224,7 @@ def _client(release: Release) -> Iterator[tuple[Any, Any, Any]]:
     except ImportError as error:
         raise ServeError(
             "the kubernetes client is not installed here",
-            fix=f"{sys.executable} -m pip install 'moe-appliance[kubernetes]'",
+            fix="pip install 'moe-appliance[kubernetes]'",
         ) from error
     try:
         api = kubernetes.config.new_client_from_config(context=release.context)
