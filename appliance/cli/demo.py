@@ -82,6 +82,7 @@ def start(files: Files, model: Path, port: int | None) -> State:
     from appliance.plan.explain import show_lines
     from appliance.serve import local
     from appliance.serve.prepare import Request, prepare
+    from appliance.serve.state import only_start
 
     policy = options.policy(
         streams=STREAMS, context_tokens=CONTEXT_TOKENS, host_share=HOST_SHARE, tensor_parallel=1
@@ -89,16 +90,17 @@ def start(files: Files, model: Path, port: int | None) -> State:
     wishes = serving.wishes_of(read_settings(), port=port, name=NAME)
     # A small model serves on machines that a large one should not: every finding only warns.
     request = Request(model, None, policy, ignore=None)
-    with render.Progress("looking at this machine and planning every expert"):
-        prepared = prepare(request, wishes, files)
-    serving.say_findings(prepared)
-    spec = prepared.spec
-    render.say(f"the plan, in {spec.plan_path}:")
-    for line in show_lines(prepared.plan):
-        render.say(f"  {line}")
-    argv = serving.supervisor_argv(spec, {finding.check for finding in prepared.findings})
-    with watched() as observe:
-        return local.detach(argv, spec, inherited_environment(), observe)
+    with only_start(files):
+        with render.Progress("looking at this machine and planning every expert"):
+            prepared = prepare(request, wishes, files)
+        serving.say_findings(prepared)
+        spec = prepared.spec
+        render.say(f"the plan, in {spec.plan_path}:")
+        for line in show_lines(prepared.plan):
+            render.say(f"  {line}")
+        argv = serving.supervisor_argv(spec, {finding.check for finding in prepared.findings})
+        with watched() as observe:
+            return local.detach(argv, spec, inherited_environment(), observe)
 
 
 def ask(client: Client) -> None:

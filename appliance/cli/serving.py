@@ -167,15 +167,8 @@ def start_detached(spec: ServeSpec, ignore: Iterable[str]) -> int:
     from appliance.serve import local
 
     argv = supervisor_argv(spec, ignore)
-    try:
-        with watched() as observe:
-            local.detach(argv, spec, environment_of(spec), observe)
-    except KeyboardInterrupt:
-        render.say(
-            "it goes on starting in the background: `appliance status` shows it,"
-            " `appliance down` ends it"
-        )
-        return 130
+    with watched() as observe:
+        local.detach(argv, spec, environment_of(spec), observe)
     return 0
 
 

@@ -14,9 +14,15 @@ if TYPE_CHECKING:
 
 @contextmanager
 def watched() -> Iterator[Watch]:
+    """Ctrl-C says what goes on all the same, where anything does."""
     watch = Watch()
     try:
         yield watch
+    except KeyboardInterrupt as stop:
+        watch.close()
+        if str(stop):
+            render.say(str(stop))
+        raise
     finally:
         watch.close()
 

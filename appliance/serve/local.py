@@ -33,6 +33,9 @@ from appliance.serve.state import (
 TICK_SECONDS = 0.2
 ANSWER_SECONDS = 10.0
 END_SECONDS = 60.0
+GOES_ON = (
+    "it goes on starting in the background: `appliance status` shows it, `appliance down` ends it"
+)
 
 
 @dataclass(frozen=True)
@@ -82,10 +85,11 @@ def detach(
         raise ServeError(f"cannot start the supervisor: {error.strerror}") from error
     try:
         return _until_serving(child, files, observe)
-    except KeyboardInterrupt:
-        if not left_starting:
-            process.end(child.pid, process.identity(child.pid) or "", END_SECONDS)
-            child.wait()
+    except KeyboardInterrupt as stop:
+        if left_starting:
+            raise KeyboardInterrupt(GOES_ON) from stop
+        process.end(child.pid, process.identity(child.pid) or "", END_SECONDS)
+        child.wait()
         raise
 
 
