@@ -85,7 +85,7 @@ def collect(
             Item(f"machine/{path.name}", path.read_text("utf-8", "replace"))
             for path in sorted(machine.iterdir())
         ]
-    for name in ("state.json", "plan.json", "failure.json", "deployments.json"):
+    for name in ("state.json", "asked.json", "plan.json", "failure.json", "deployments.json"):
         path = files.folder / name
         if path.exists():
             items.append(redact(name, path.read_text("utf-8", "replace")))
