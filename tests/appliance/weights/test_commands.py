@@ -1,6 +1,7 @@
 """The commands on the store: exit codes, what is on stdout, what never shows."""
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from appliance.cli.transfers import bytes_of
 from appliance.errors import UsageError
 from appliance.weights.names import MANIFEST
 from appliance.weights.store import open_store
+
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -131,6 +134,41 @@ def test_a_manifest_made_of_a_folder_makes_it_a_mirror(command, server, small, s
     pulled = fetch(store, f"{server.url}/m")
     assert pulled.manifest.model == "org/small"
     assert same_bytes(store.release_folder(pulled.release), small)
+
+
+def test_the_documented_redirection_into_the_folder_makes_a_mirror_also_a_second_time(
+    command, folder, small
+):
+    told = (REPOSITORY / "docs" / "weights.md").read_text()
+    assert "`appliance weights manifest --of DIR > DIR/appliance-manifest.json`" in told
+    made = []
+    for _ in range(2):
+        (small / MANIFEST).write_bytes(b"")  # as the shell leaves it before the command runs
+        code, out, err = command("manifest", "--of", str(small), "--model", "org/small")
+        assert code == 0, err
+        made.append(out)
+        (small / MANIFEST).write_text(out)
+    assert made[0] == made[1]
+    (small / MANIFEST).write_text(made[0].replace("note.txt", "gone.txt"))  # of other files
+    assert command("manifest", "--of", str(small), "--model", "org/small")[1] == made[0]
+    (small / MANIFEST).write_text(made[0])
+    assert command("pull", str(small))[0] == 0
+
+
+def test_an_empty_manifest_in_a_source_is_said_with_the_command_that_makes_it(command, small):
+    (small / MANIFEST).write_bytes(b"")
+    code, _, err = command("pull", str(small))
+    assert code == 1 and f"{MANIFEST} is empty" in err
+    assert "appliance weights manifest --of DIR > DIR/appliance-manifest.json" in err
+
+
+def test_a_folder_that_holds_no_model_is_said_so_whatever_else_lies_there(command, folder):
+    (folder / "other").mkdir()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(folder / "other" / "a.socket"))
+        for words in (("pull", str(folder / "other")), ("manifest", "--of", str(folder / "other"))):
+            code, _, err = command(*words)
+            assert code == 1 and "other has no config.json: it is no model's folder" in err
 
 
 @pytest.mark.parametrize(
