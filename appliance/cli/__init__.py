@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
@@ -22,6 +23,7 @@ from appliance.cli import (
     container,
     contexts,
     demo,
+    loads,
     machine,
     planning,
     seating,
@@ -43,6 +45,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     epilog="--debug anywhere shows the traceback of an error.",
 )
+
+
+def say_version(asked: bool) -> None:
+    if asked:
+        render.data(f"appliance {loads.release() or 'of a checkout that is not installed'}")
+        raise typer.Exit
+
+
+@app.callback()
+def every(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Say which release this is.", callback=say_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Takes what goes before a command; `version` has been dealt with by then."""
+
+
 serving.register(app)
 demo.register(app)
 container.register(app)

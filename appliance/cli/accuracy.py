@@ -13,7 +13,6 @@ from appliance.cli.seating import share
 group = typer.Typer(
     help="Whether the answers are still right.", no_args_is_help=True, rich_markup_mode=None
 )
-RunPath = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")]
 
 
 @group.command()
@@ -87,8 +86,8 @@ def what_shows(items: int, discordant: str) -> str:
 
 @group.command()
 def compare(
-    a: RunPath,
-    b: RunPath,
+    a: Annotated[Path, typer.Argument(metavar="A", help="Run before, or the reference.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Run after, or what is judged.")],
     margin: Annotated[
         str | None, typer.Option(metavar="SHARE", help="B may be worse by less than this.")
     ] = None,

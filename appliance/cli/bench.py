@@ -149,7 +149,10 @@ def report(
 
 
 @group.command()
-def compare(a: RecordPath, b: RecordPath) -> None:
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="Record before.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Record after.")],
+) -> None:
     """What changed from record A to record B, with 95 % intervals."""
     from appliance.bench.compare import compare_lines
     from appliance.bench.record import Record

@@ -70,7 +70,7 @@ class Load:
         return Stamp.model_validate(
             {
                 "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "release": _release(),
+                "release": release(),
                 "kind": kind,
                 "goal": goal,
                 "model": found.endpoint.model,
@@ -106,7 +106,7 @@ class Load:
         return replace(self.target(found), room=room_of(found.endpoint, held))
 
 
-def _release() -> str | None:
+def release() -> str | None:
     """The version of this package; None where it runs from a checkout that is not installed."""
     try:
         return version("moe-appliance")
