@@ -129,7 +129,7 @@ def health(
     json: options.Json = False,
 ) -> int:
     """Does it serve, and if not, why not? Exit code 0: it does; 3: not (yet); 1: nobody answers."""
-    from appliance.cli.view import health_of
+    from appliance.cli.view import health_of, health_rows
     from appliance.errors import ServeError
     from appliance.serve import local
     from appliance.serve.client import ask_agent
@@ -146,7 +146,7 @@ def health(
     if json:
         render.as_json(body)
     elif not quiet:
-        render.table([("ready", "yes" if ready else "no"), *body.items()])
+        render.table(health_rows(ready, body))
     return 0 if ready else 3
 
 
