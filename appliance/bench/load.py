@@ -12,17 +12,16 @@ from typing import Any
 
 from appliance.bench.capacity import Ask
 from appliance.bench.client import Answer, Endpoint, Message, ask, usage_count
-from appliance.bench.room import Room
+from appliance.bench.room import Room, next_that_fits
 from appliance.bench.samples import Role, Sample
 from appliance.bench.text import CHARACTERS_PER_TOKEN, text
 from appliance.bench.turns import Session, Turn
-from appliance.errors import ServeError, UsageError
+from appliance.errors import ServeError
 from preflight.counted import counted
 
 AFTER_ERROR_SECONDS = 0.2
 CALIBRATION_TOKENS = 1000
 CALIBRATION_TEXTS = 4
-MOST_SKIPPED = 1000  # sessions in a row whose first turn does not fit
 
 
 async def feel(
@@ -149,7 +148,7 @@ class Load:
         self, stream: int, streams: int, role: Callable[[], Role]
     ) -> AsyncIterator[Sample]:
         while True:
-            session = self._session()
+            session = next_that_fits(self.sessions, self.room)
             history: list[Message] = []
             used = 0
             for index, turn in enumerate(session.turns):
@@ -169,22 +168,6 @@ class Load:
                 if self.room is not None:
                     read = sample.input_tokens or used + self.room.added(turn)
                     used = read + (sample.output_tokens or turn.output_tokens)
-
-    def _session(self) -> Session:
-        """The next one whose first turn fits."""
-        smallest = math.inf
-        for _ in range(MOST_SKIPPED):
-            session = next(self.sessions)
-            first = session.turns[0]
-            if self.room is None or self.room.fits(0, first):
-                return session
-            smallest = min(smallest, self.room.added(first) + first.output_tokens)
-        assert self.room is not None
-        raise UsageError(
-            f"the server holds {self.room.context_tokens:,} tokens, and the shortest first turn of "
-            f"{MOST_SKIPPED:,} sessions may take {smallest:,}",
-            fix="--shape with fewer system_tokens and input_tokens, or `appliance up --context N`",
-        )
 
     def _input(self, turn: Turn) -> str:
         return "\n".join(text(p.key, p.tokens, self.characters_per_token) for p in turn.pieces)

@@ -55,8 +55,9 @@ def capacity(
     goal = Goal(target, headroom, most)
     found = find(url, model, key_file, ignore_eos=not stop_at_end)
     load = Load(seed, shape, trace, think=False)
+    to_server = load.fitting(found)
     record = Record.create(out, load.stamp("capacity", goal, found))
-    answer = measure_capacity(record, load.fitting(found))
+    answer = measure_capacity(record, to_server)
     render.lines(report_lines(record))
     return 0 if answer.streams else 3
 
@@ -100,12 +101,13 @@ def turns(
         raise UsageError("--turns and --seconds exclude each other", fix="leave one out")
     found = find(url, model, key_file, ignore_eos=not stop_at_end)
     load = Load(seed, shape, trace, think=think)
+    to_server = load.fitting(found)
     record = Record.create(out, load.stamp("turns", Goal(), found))
     if seconds is None:
         asks = (Ask(n, count or TURNS, n) for n in numbers)
-        measure_turns(record, load.fitting(found), *asks)
+        measure_turns(record, to_server, *asks)
     else:
-        measure_until(record, load.fitting(found), numbers, end=began + seconds)
+        measure_until(record, to_server, numbers, end=began + seconds)
     render.lines(report_lines(record))
     require_speeds(record, numbers)
 

@@ -98,12 +98,15 @@ class Load:
     def fitting(self, found: Measured) -> Target:
         """The target, with sessions that end before the turn that the server cannot hold."""
         from appliance.bench.load import room_of
+        from appliance.bench.room import next_that_fits
 
         held = found.context_tokens()
         if held is None:
             return self.target(found)
         render.say(f"the server holds {held:,} tokens: a session ends before a turn beyond that")
-        return replace(self.target(found), room=room_of(found.endpoint, held))
+        target = replace(self.target(found), room=room_of(found.endpoint, held))
+        next_that_fits(target.sessions("look"), target.room)  # refused before a record is begun
+        return target
 
 
 def release() -> str | None:
