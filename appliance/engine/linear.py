@@ -78,21 +78,25 @@ class Exl3LinearMethod(compat.LinearMethodBase):
                 "start and end at a multiple of 128, which EXL3's Hadamard blocks need. Try: "
                 "fewer tensor-parallel ranks"
             )
+        # Replicated linears have a rank, too: that they are not split is told by the sizes alone.
+        whole = sum(output_partition_sizes) == output_size
         self.parts = [
-            Part(rows, self._columns(layer, index, size), size)
+            Part(rows, self._columns(layer, index, size, whole), size)
             for index, size in enumerate(output_partition_sizes)
         ]
         self.device = torch.empty(0).device  # vLLM's loader sets the default device
         for kind, dtype in {**TENSOR_KINDS, "weight": params_dtype}.items():
             layer.register_parameter(kind, placeholder(partial(self._load, kind), dtype))
 
-    def _columns(self, layer: torch.nn.Module, index: int, size: int) -> tuple[int, int]:
-        """This rank's outputs of part `index`, as stored."""
-        if isinstance(layer, compat.RowParallelLinear):
-            return (0, size)
+    def _columns(
+        self, layer: torch.nn.Module, index: int, size: int, whole: bool
+    ) -> tuple[int, int]:
+        """This rank's outputs of part `index`, as stored; `whole`: every rank has all of them."""
         if isinstance(layer, compat.ParallelLMHead):
             shard = layer.shard_indices
             return (shard.org_vocab_start_index, shard.org_vocab_end_index)
+        if whole:
+            return (0, size)
         rank = layer.tp_rank
         if isinstance(layer, compat.QKVParallelLinear) and index > 0:
             rank //= layer.num_kv_head_replicas

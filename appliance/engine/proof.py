@@ -1,43 +1,49 @@
 """Proof before ready, on this rank: the live tables and homes are what the plan and shards say.
 
 Four questions, each answered from the live engine, never from what loading believed:
-bytes per home equal the plan's ledger; every address lies inside its home; sampled experts of
-every layer and home, read again from the shards, are bit for bit what the kernels will read, and
-the op over the live table agrees with the reference over the shards' bytes; sampled rows of our
-lookup tables are the shards'; pinned pages lie on the plan's node. An expert in a cache slot has
-two copies, and both are read.
+bytes per home equal the plan's ledger; every address lies inside its home, or its layer's scales;
+sampled experts of every layer and home, read again from the shards, are bit for bit what the
+kernels will read, scales too, and the op over the live table agrees with the reference over the
+shards' bytes; sampled rows of our lookup tables are the shards'; pinned pages lie on the plan's
+node. An expert in a cache slot has two copies, and both are read.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from appliance.checkpoint.model import Checkpoint, Tensor
 from appliance.checkpoint.safetensors import read_bytes
 from appliance.engine.arena import HOMES, Arena
+from appliance.engine.places import PLACES, SCALES, place_of, stray_scales, stray_trellises
 from appliance.engine.rank import LiveLayer, RankState
 from appliance.engine.resident import pages_by_node
 from appliance.plan.model import EXPERTS_IN
 from expert_kernels import codec, ops, reference
 
-Place = Literal["device", "slot", "host"]
-PLACES: tuple[Place, ...] = ("device", "slot", "host")
 SAMPLES = 2  # experts a layer and home, besides the first and the last
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 _DTYPES = {"I16": torch.int16, "F16": torch.float16}
+Stored = list[dict[str, torch.Tensor]]  # of gate, up, down: trellis, suh, svh
 
 
 def prove(state: RankState, checkpoint: Checkpoint, seed: int = 0) -> dict[str, Any]:
     """{"rank", "ok", "problems": [sentences], "homes": {home: {"experts", "bytes"}}, "samples"}."""
     arena = state.arena
-    problems = [*_wrong_bytes(arena), *_stray_addresses(state), *_wrong_nodes(arena)]
+    strays = [*stray_trellises(state), *stray_scales(state)]
+    problems = [*_wrong_bytes(arena), *(words for _, _, words in strays), *_wrong_nodes(arena)]
+    problems += _missing_layers(state)
+    lost = {(layer, expert) for layer, expert, _ in strays}  # not to be read by kernels
     samples = list(_samples(state, random.Random(seed)))
     for live, expert in samples:
-        problems += _differences(arena, checkpoint, live, expert)
+        stored = [_stored(arena, checkpoint, live, expert, p) for p in range(3)]
+        problems += _wrong_trellises(arena, live, expert, stored)
+        if (live.shape.index, expert) not in lost:
+            problems += _differences(arena, live, expert, stored)
     for table in state.tables:
         problems += table.differences(checkpoint, seed)
     return {
@@ -60,11 +66,6 @@ def homes(arena: Arena) -> dict[str, dict[str, int]]:
     } | {"slot": {"experts": len(arena.held), "bytes": arena.slot_bytes}}
 
 
-def place_of(arena: Arena, layer: int, expert: int) -> Place:
-    """Where the kernels read an expert now: its home, or a slot."""
-    return "slot" if (layer, expert) in arena.held else arena.blocks[layer, expert].home
-
-
 def _wrong_bytes(arena: Arena) -> Iterator[str]:
     for home in HOMES:
         planned = sum(
@@ -79,23 +80,8 @@ def _wrong_bytes(arena: Arena) -> Iterator[str]:
             )
 
 
-def _stray_addresses(state: RankState) -> Iterator[str]:
-    """Every trellis address of every live table, against the home that the plan names."""
-    arena = state.arena
-    for index, live in sorted(state.live.items()):
-        table = live.table.addresses.cpu()
-        for row, expert in enumerate(live.experts):
-            home = place_of(arena, index, expert)
-            pool = arena.pools["host" if home == "host" else "device"]
-            for projection, meant in enumerate(arena.trellis_addresses(index, expert)):
-                address = int(table[row, projection, 0])
-                size = arena.trellis_bytes(index, expert, projection)
-                if not pool.contains(address, size) or address != meant:
-                    yield (
-                        f"layer {index} expert {expert}: address {address:#x} is not where its "
-                        f"{home} copy is ({meant:#x})"
-                    )
-    for placement in arena.plan.layers:
+def _missing_layers(state: RankState) -> Iterator[str]:
+    for placement in state.arena.plan.layers:
         if placement.layer not in state.live:
             yield f"layer {placement.layer} is in the plan but not in the engine"
 
@@ -122,18 +108,31 @@ def _samples(state: RankState, rng: random.Random) -> Iterator[tuple[LiveLayer, 
                 yield live, expert
 
 
-def _differences(
-    arena: Arena, checkpoint: Checkpoint, live: LiveLayer, expert: int
-) -> Iterator[str]:
-    place = place_of(arena, live.shape.index, expert)
-    where = f"layer {live.shape.index} expert {expert} ({place})"
-    stored = [_stored(arena, checkpoint, live, expert, p) for p in range(3)]
+def _wrong_trellises(arena: Arena, live: LiveLayer, expert: int, stored: Stored) -> Iterator[str]:
+    """The live bytes of an expert's home, and of its slot, against the shards'."""
+    index = live.shape.index
     for projection, parts in enumerate(stored):
         right = bytes(parts["trellis"].contiguous().view(-1).view(torch.uint8).numpy())
-        for block in arena.copies(live.shape.index, expert):
-            if arena.read(live.shape.index, expert, projection, block) != right:
+        for block in arena.copies(index, expert):
+            if arena.read(index, expert, projection, block) != right:
                 word = live.shape.projection_names[projection]
-                yield f"{where}: the live bytes of {word} are not those of the shard"
+                yield (
+                    f"{_words(arena, live, expert)}: the live bytes of {word} are not those of "
+                    "the shard"
+                )
+
+
+def _differences(arena: Arena, live: LiveLayer, expert: int, stored: Stored) -> Iterator[str]:
+    """What the kernels read by the live table, and what they make of it."""
+    where = _words(arena, live, expert)
+    row = live.table.addresses[live.experts.index(expert)].tolist()
+    for projection, parts in enumerate(stored):
+        for part, kind in enumerate(SCALES, 1):
+            at = (row[projection][part] - live.scales.data_ptr()) // 2
+            found = live.scales[at : at + len(parts[kind])].cpu()
+            if not found.view(torch.int16).equal(parts[kind].view(torch.int16)):
+                word = live.shape.projection_names[projection]
+                yield f"{where}: the live {kind} of {word} is not that of the shard"
     dtype = torch.float32 if live.table.addresses.device.type == "cpu" else torch.float16
     difference = _relative_difference(live, expert, stored, dtype)
     if not difference <= TOLERANCE[dtype]:
@@ -141,6 +140,11 @@ def _differences(
             f"{where}: the live table's output differs from the reference over the shard by "
             f"{difference:.1e} of its size (at most {TOLERANCE[dtype]:.0e})"
         )
+
+
+def _words(arena: Arena, live: LiveLayer, expert: int) -> str:
+    place = place_of(arena, live.shape.index, expert)
+    return f"layer {live.shape.index} expert {expert} ({place})"
 
 
 def _stored(
@@ -171,9 +175,7 @@ def _open(checkpoint: Checkpoint, tensor: Tensor) -> torch.Tensor:
     return torch.frombuffer(raw, dtype=_DTYPES[tensor.dtype]).reshape(tensor.shape)
 
 
-def _relative_difference(
-    live: LiveLayer, expert: int, stored: list[dict[str, torch.Tensor]], dtype: torch.dtype
-) -> float:
+def _relative_difference(live: LiveLayer, expert: int, stored: Stored, dtype: torch.dtype) -> float:
     """One row through this expert alone: live table and op against reference and shard bytes."""
     device = live.table.addresses.device
     generator = torch.Generator().manual_seed(expert)

@@ -21,6 +21,7 @@ from appliance.plan.model import Plan, load_plan
 from appliance.weights.arena_file import open_arena
 from expert_kernels import ops
 from expert_kernels.cuda import DeviceCounters
+from preflight.counted import counted
 
 
 @dataclass
@@ -68,10 +69,10 @@ def slot_cache() -> SlotCache | None:
     return None if _state is None else _state.cache
 
 
-def open_state(rank: int, device: torch.device) -> RankState:
+def open_state(rank: int, ranks: int, device: torch.device) -> RankState:
     """This process's experts, made at the first call from what the launcher set.
 
-    Raises ValueError without a plan, and for a plan of another checkpoint.
+    Raises ValueError without a plan, and for a plan of another checkpoint or number of ranks.
     """
     global _state
     if _state is None:
@@ -89,6 +90,12 @@ def open_state(rank: int, device: torch.device) -> RankState:
                 f"the plan {settings['plan']} was made for another checkpoint "
                 f"({plan.made_from.checkpoint[:12]}, this is {checkpoint.digest[:12]}). "
                 "Try: make the plan again"
+            )
+        if ranks != len(plan.ranks):
+            raise ValueError(
+                f"the plan {settings['plan']} is for {counted(len(plan.ranks), 'rank')} and this "
+                f"engine has {ranks}: its experts are cut otherwise. Try: start it with `appliance "
+                "up`, or make the plan again"
             )
         _state = _new_state(plan, rank, checkpoint, device, settings)
     return _state

@@ -28,7 +28,7 @@ def pages_by_node(address: int, size_bytes: int) -> dict[int, int]:
     ranges = list(_numa_ranges())
     # A line has no end: it reaches to the next one at most. Neighbours of equal policy share one.
     ends = [start for start, _ in ranges[1:]] + [address + size_bytes]
-    for (start, fields), end in zip(ranges, ends, strict=True):
+    for (start, fields), end in zip(ranges, ends, strict=False):  # no range has one end, too
         if end <= address or start >= address + size_bytes:
             continue
         for name, _, value in (field.partition("=") for field in fields):

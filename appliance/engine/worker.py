@@ -9,7 +9,8 @@ from typing import Any
 
 from appliance.engine import compat, deepseek_v41
 from appliance.engine.config import METHOD, Exl3Config, checkpoint_of
-from appliance.engine.proof import PLACES, homes, place_of, prove
+from appliance.engine.places import PLACES, place_of
+from appliance.engine.proof import homes, prove
 from appliance.engine.rank import RankState, slot_cache, state
 
 

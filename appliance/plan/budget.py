@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from appliance.checkpoint.linears import made_dense
 from appliance.checkpoint.model import Checkpoint, MoeLayer
 from appliance.plan.cards import Card
 from appliance.plan.kernel_curve import H200, KernelCurve
-from appliance.plan.kv import KvCost, kv_cache_bytes, kv_cost, kv_tokens, text_config
+from appliance.plan.kv import KvCost, kv_cache_bytes, kv_cost, kv_tokens, vocabulary
 from appliance.plan.model import EXPERTS_IN, LedgerLine, expert_block_bytes
 from appliance.plan.request import Policy
 from appliance.plan.split import owned_experts, scale_bytes, share_of
@@ -24,6 +25,7 @@ Source = Literal["header", "formula", "measured", "setting"]
 
 RESIDENT, SLOTS, ON_HOST = (*EXPERTS_IN["device"], *EXPERTS_IN["host"])
 KV_CACHE = "KV cache"
+TABLES = "lookup tables"
 
 # nvidia-smi counts 95.59 GiB where torch sees 94.97 (RTX PRO 6000), 143771 MiB with 616 reserved
 # on a recorded H200: the driver keeps this much for itself.
@@ -34,15 +36,17 @@ OUTSIDE_TORCH_ONE_RANK_BYTES = 2 * GIB
 GRAPHS_BYTES = GIB // 2
 # The same peer ran at 0.92 of the card.
 RESERVE_SHARE = 0.08
-# Prefill (expert_kernels.launch) streams host experts through a ring of this many blocks, and has
-# so many groups of so many rows begun at once: inputs of gate and up and the output of down in
-# fp16, fp16 and float32, gate and up in float32, their product in fp16.
+# Prefill (expert_kernels.launch) streams host experts through a ring of this many blocks of one
+# size, and has so many groups of so many rows begun at once: inputs of gate and up and the output
+# of down in fp16, fp16 and float32, gate and up in float32, their product in fp16.
 PREFILL_SLOTS = 24
 PREFILL_WINDOW = 2
 PREFILL_ROWS = 4096
 # One engine process: interpreter, torch, libraries, its part of the API server.
 HOST_PROCESS_BYTES = {"cuda": 4 * GIB, "cpu": 2 * GIB}
-# Pages of the shard being read stay cached until the reader drops them behind itself.
+# Pages of the shard being read and of the one before stay cached: the reader drops what is farther
+# behind (engine.behind). More than this the kernel takes back by itself where memory is short.
+KEPT_SHARDS = 2
 LOAD_WINDOW_BYTES = 8 * GIB
 ADDRESS_BYTES_PER_EXPERT = 9 * 8
 COUNTER_BYTES = 16  # picks, and where a cache slot is to be filled
@@ -95,6 +99,19 @@ class Demand:
         ]
         return len(shapes), sum(256 * shape[0] * shape[1] for shape in shapes)
 
+    @cached_property
+    def dense_weights(self) -> int:
+        """Weights of the EXL3 matrices that are made dense at load, beside their stored form."""
+        shapes = [self.checkpoint.tensors[name].shape for name in made_dense(self.checkpoint)]
+        return sum(256 * shape[0] * shape[1] for shape in shapes)
+
+    @property
+    def on_node(self) -> frozenset[str]:
+        """Lines of the ledger whose memory is bound to the memory node of the rank's card. Tables
+        of int4 rows are ours (engine.tables); others lie where vLLM puts them."""
+        ours = any(table.format == "int4" for table in self.checkpoint.tables)
+        return frozenset({ON_HOST, TABLES} if ours else {ON_HOST})
+
     def block_bytes(self, layer: MoeLayer) -> int:
         return expert_block_bytes(layer.experts[0], self.expert_ranks)
 
@@ -106,6 +123,7 @@ def device_lines(demand: Demand, card: Card) -> tuple[LedgerLine, ...]:
     """Everything on the device but the routed experts' trellises."""
     lines = [
         *_dense(demand, card.rank),
+        _dense_copies(demand, card.rank),
         *_expert_extras(demand, card.rank),
         *_runtime(demand, card),
     ]
@@ -118,12 +136,12 @@ def host_lines(demand: Demand, card: Card) -> tuple[LedgerLine, ...]:
     tables = sum(share_of(t.size_bytes, rank, ranks) for t in checkpoint.tables)
     process = demand.policy.host_reserve_bytes
     reserve = HOST_PROCESS_BYTES[card.device] if process is None else process
-    window = min(demand.largest_shard_bytes, LOAD_WINDOW_BYTES)
+    window = min(KEPT_SHARDS * demand.largest_shard_bytes, LOAD_WINDOW_BYTES)
     lines = [
-        _line("lookup tables", "host", tables, "header",
+        _line(TABLES, "host", tables, "header",
               f"{len(checkpoint.tables)} tables, rows cut over {ranks} ranks", pinned=True),
         _line("load peak", "host", share_of(window, rank, ranks), "formula",
-              "page cache of the shard that is read, at most 8 GiB on the machine"),
+              "page cache of the two shards last read, at most 8 GiB on the machine"),
         _line("engine process and reserve", "host", reserve, "setting"),
     ]  # fmt: skip
     return tuple(line for line in lines if line.size_bytes)
@@ -151,6 +169,12 @@ def _dense(demand: Demand, rank: int) -> Iterator[LedgerLine]:
         yield _line(part.role.replace("_", " "), "device", size, "header", note)
 
 
+def _dense_copies(demand: Demand, rank: int) -> LedgerLine:
+    size = share_of(2 * demand.dense_weights, rank, demand.ranks)
+    return _line("made dense at load", "device", size, "formula",
+                 "two bytes a weight of EXL3 matrices that vLLM reads as dense ones")  # fmt: skip
+
+
 def _expert_extras(demand: Demand, rank: int) -> Iterator[LedgerLine]:
     scales = drafts = addresses = counters = 0
     for layer in demand.layers:
@@ -174,9 +198,11 @@ def _runtime(demand: Demand, card: Card) -> Iterator[LedgerLine]:
                 f"a prefill chunk of {policy.prefill_chunk_tokens:,} tokens")  # fmt: skip
     if card.device == "cuda":
         many = demand.ranks > 1
-        block = max((demand.block_bytes(layer) for layer in demand.layers), default=0)
-        yield _line("prefill buffers", "device", PREFILL_SLOTS * block, "formula",
-                    f"{PREFILL_SLOTS} blocks of {block:,} B")  # fmt: skip
+        # The kernels keep a ring for each size of expert (expert_kernels.staging).
+        blocks = sorted({demand.block_bytes(layer) for layer in demand.layers}, reverse=True)
+        yield _line("prefill buffers", "device", PREFILL_SLOTS * sum(blocks), "formula",
+                    f"{PREFILL_SLOTS} blocks of "
+                    + " and of ".join(f"{block:,} B" for block in blocks))  # fmt: skip
         hidden, inner = demand.checkpoint.hidden_size, demand.checkpoint.intermediate_size
         row = 8 * hidden + 10 * (inner // demand.expert_ranks)
         yield _line("prefill scratch", "device", PREFILL_WINDOW * PREFILL_ROWS * row, "formula",
@@ -212,8 +238,7 @@ def activation_bytes(demand: Demand) -> int:
     hidden, inner = checkpoint.hidden_size, checkpoint.intermediate_size // demand.expert_ranks
     top_k = max((layer.top_k for layer in demand.layers), default=0)
     token = 2 * (top_k * (hidden + 2 * inner) + 4 * hidden)
-    vocabulary = text_config(checkpoint).get("vocab_size")
-    logits = 4 * policy.streams * vocabulary if isinstance(vocabulary, int) else 0
+    logits = 4 * policy.streams * vocabulary(checkpoint)
     return policy.prefill_chunk_tokens * token + logits
 
 

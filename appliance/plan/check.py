@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from appliance.checkpoint.model import Checkpoint, MoeLayer
 from appliance.errors import PlanError
-from appliance.plan.budget import ON_HOST, RESIDENT, SLOTS
+from appliance.plan.budget import KV_CACHE, ON_HOST, RESIDENT, SLOTS
 from appliance.plan.model import LayerPlacement, Plan, RankPlan, expert_block_bytes
 from appliance.plan.split import owned_experts
 from preflight.counted import counted
@@ -25,6 +27,7 @@ def check_plan(plan: Plan, host: Host, checkpoint: Checkpoint) -> None:
             f"{counted(len(plan.ranks), 'rank')}",
             fix="make the plan again",
         )
+    _check_ranks(plan)
     for rank in plan.ranks:
         _check_gpu(rank, host)
         _check_experts(plan, rank, checkpoint)
@@ -32,6 +35,31 @@ def check_plan(plan: Plan, host: Host, checkpoint: Checkpoint) -> None:
         if used > capacity:
             raise PlanError(f"rank {rank.rank} plans {used:,} bytes on a device of {capacity:,}",
                             fix="make the plan again")  # fmt: skip
+
+
+def _check_ranks(plan: Plan) -> None:
+    """The engine takes ranks by their place, gives each a GPU, and the KV cache what is served."""
+    numbers = [rank.rank for rank in plan.ranks]
+    if numbers != list(range(len(numbers))):
+        raise PlanError(f"the plan numbers its ranks {numbers}, and they are 0 to "
+                        f"{len(numbers) - 1} in that order", fix="make the plan again")  # fmt: skip
+    gpus = [rank.gpu for rank in plan.ranks if rank.gpu is not None]
+    if len(set(gpus)) < len(gpus):
+        raise PlanError(f"the plan gives two ranks the same GPU: {', '.join(gpus)}",
+                        fix="make the plan again")  # fmt: skip
+    served = plan.serving.kv_cache_bytes
+    for rank in plan.ranks:
+        planned = _ledger(rank)[KV_CACHE]
+        if planned != served:
+            raise PlanError(f"rank {rank.rank} plans {planned:,} bytes of KV cache and the engine "
+                            f"is told {served:,}", fix="make the plan again")  # fmt: skip
+
+
+def _ledger(rank: RankPlan) -> Counter[str]:
+    sizes: Counter[str] = Counter()
+    for line in rank.ledger:
+        sizes[line.part] += line.size_bytes
+    return sizes
 
 
 def _check_gpu(rank: RankPlan, host: Host) -> None:
@@ -75,11 +103,11 @@ def _check_experts(plan: Plan, rank: RankPlan, checkpoint: Checkpoint) -> None:
             sizes[RESIDENT] += block * len(placement.device_experts)
             sizes[SLOTS] += block * placement.cache_slots
             sizes[ON_HOST] += block * len(placement.host_experts)
-    ledger = {line.part: line.size_bytes for line in rank.ledger}
+    ledger = _ledger(rank)
     for part, size in sizes.items():
-        if ledger.get(part, 0) != size:
+        if ledger[part] != size:
             raise PlanError(
-                f"rank {rank.rank}: the ledger says {ledger.get(part, 0):,} bytes of {part} and "
+                f"rank {rank.rank}: the ledger says {ledger[part]:,} bytes of {part} and "
                 f"the lists of experts make {size:,}",
                 fix="make the plan again",
             )

@@ -57,7 +57,7 @@ def layer_costs(
     each, start = block_bytes / rate, curve.host_start_seconds
     cold = [
         start + expected * each + _saved(few, device - start, each)
-        for expected, few in _cold_counts(sorted(reads), _hidden(device - start, each))
+        for expected, few in _cold_counts(sorted(reads), _hidden(device - start, each, len(reads)))
     ]
     return (*reversed(cold), device)
 
@@ -70,7 +70,7 @@ def cold_layer_seconds(
     beside `device` seconds of work on the device."""
     each, start = block_bytes / rate, curve.host_start_seconds
     seconds = device
-    for expected, few in _cold_counts(reads, _hidden(device - start, each)):
+    for expected, few in _cold_counts(reads, _hidden(device - start, each, len(reads))):
         seconds = start + expected * each + _saved(few, device - start, each)
     return seconds
 
@@ -88,10 +88,10 @@ def _cold_counts(reads: Iterable[float], hidden: int) -> Iterator[tuple[float, l
         yield expected, few
 
 
-def _hidden(slack: float, each: float) -> int:
+def _hidden(slack: float, each: float, most: int) -> int:
     """With h experts on the host a layer takes max(device work, start + h x block / rate): up to
-    this many hide under the device's work."""
-    return max(0, math.floor(slack / each))
+    this many of `most` hide under the device's work."""
+    return min(most, max(0, math.floor(slack / each)))
 
 
 def _saved(few: Sequence[float], slack: float, each: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from appliance.plan.budget import GIB, ON_HOST, Demand
+from appliance.plan.budget import GIB, ON_HOST, TABLES, Demand
 from appliance.plan.cost import touched
 from appliance.plan.hardware import GpuModel, recognise
 from appliance.plan.kernel_curve import H200
@@ -136,8 +136,7 @@ def _load_seconds(
 ) -> Range:
     """Read the package once, pin the host part of every rank side by side, start the engine."""
     pinned = max(
-        sum(i.size_bytes for i in rank.ledger if i.part in (ON_HOST, "lookup tables"))
-        for rank in ranks
+        sum(i.size_bytes for i in rank.ledger if i.part in (ON_HOST, TABLES)) for rank in ranks
     )
     disk = DISK_RATE if disk_bytes_per_second is None else (disk_bytes_per_second,) * 3
     edges = [

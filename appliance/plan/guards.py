@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from appliance.plan.budget import GIB, ON_HOST
+from appliance.plan.budget import GIB, ON_HOST, TABLES
 from appliance.plan.model import Plan
+from appliance.plan.room import reserved_bytes
 from preflight.checks.check import FAIL, WARN, Severity
 from preflight.host import Host
 from preflight.report import Finding
@@ -115,6 +116,8 @@ def _native_offload(plan: Plan, host: Host, given: Arguments) -> Iterator[Seen]:
 
 def _tight_memory(plan: Plan, host: Host, given: Arguments) -> Iterator[Seen]:
     need = sum(rank.total_bytes("host") for rank in plan.ranks)
+    all_of_it, experts = (frozenset({ON_HOST, TABLES}), frozenset({ON_HOST}))
+    need -= reserved_bytes(host, plan.ranks, all_of_it) or reserved_bytes(host, plan.ranks, experts)
     limits = {"free on this host": host.memory_free_bytes,
               "allowed by the control group": host.limits.cgroup_memory_max_bytes}  # fmt: skip
     for what, limit in limits.items():
@@ -132,6 +135,9 @@ def _tight_memory(plan: Plan, host: Host, given: Arguments) -> Iterator[Seen]:
             if line.part == ON_HOST
         )
         free = node.memory_free_bytes
+        on_it = [rank for rank in plan.ranks if rank.numa_node == node.index]
+        if reserved_bytes(host, on_it, experts):
+            continue
         if free and mine > 0.9 * free:
             yield Seen(
                 f"experts take {mine / GIB:.1f} GiB, {mine / free:.0%} of what memory node "

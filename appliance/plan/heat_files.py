@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from appliance.errors import UsageError
-from appliance.plan.routing import Heat, count_row, heat_from_json, merge
+from appliance.plan.routing import Heat, count_row, heat_from_json, merge, parse_json
 
 # An engine warms up on one made-up token: the same choice over and over, or equal weights.
 WARM_UP_RUN = 8
+MOST_EXPERTS = 100_000  # of a layer, as in config.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +113,7 @@ def _read(file: Path, experts: int | None) -> HeatFile:
     text = _text(file)
     if file.suffix in (".csv", ".jsonl"):
         return _from_rows(file, _rows(file, text), experts)
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{file} is not JSON: {error.msg} at line {error.lineno}") from error
+    data = parse_json(text, str(file))
     if isinstance(data, dict) and "counts" in data:
         return HeatFile(_topic_counts(file, data))
     if isinstance(data, dict) and ("weight" in data or "logical_count" in data):
@@ -128,16 +126,19 @@ def _read(file: Path, experts: int | None) -> HeatFile:
 def _topic_counts(file: Path, data: Mapping[str, object]) -> Heat:
     """One layer: `layer`, `counts`, and `counts_<topic>`; topics outside the total are added."""
     layer = data.get("layer")
-    if not isinstance(layer, int):
+    if type(layer) is not int or layer < 0:
         raise UsageError(f"{file} does not say which layer its counts are of")
     total = count_row(data["counts"], str(file))
     outside = data.get("topics_outside_counts", [])
+    if not isinstance(outside, list) or any(f"counts_{name}" not in data for name in outside):
+        raise UsageError(f"{file} names topics outside the total, {outside!a}, that it does not "
+                         "count")  # fmt: skip
     topics = {
         key.removeprefix("counts_"): {layer: count_row(row, f"{file}, {key}")}
         for key, row in data.items()
         if key.startswith("counts_")
     }
-    added = [Heat(topics[name]) for name in outside] if isinstance(outside, list) else []
+    added = [Heat(topics[name]) for name in outside]
     return Heat(merge([Heat({layer: total}), *added]).counts, topics)
 
 
@@ -158,10 +159,12 @@ def _from_rows(
     if not trace.kept:
         raise _all_warm_up(file, trace.rows)
     width = experts or 1 + max(e for rows in trace.kept.values() for row in rows for e in row)
+    if width > MOST_EXPERTS:
+        raise UsageError(f"{file} picks expert {width - 1:,}: no layer has so many")
     counts = {layer: [0.0] * width for layer in trace.kept}
     for layer, kept in trace.kept.items():
         for expert in (e for row in kept for e in row):
-            if not 0 <= expert < width:
+            if expert >= width:
                 raise UsageError(f"{file}: layer {layer} picks expert {expert}, and a layer has "
                                  f"{width}")  # fmt: skip
             counts[layer][expert] += 1
@@ -174,20 +177,35 @@ def _from_rows(
 
 def _jsonl_rows(file: Path, text: str) -> Iterator[tuple[int, tuple[int, ...], tuple[float, ...]]]:
     for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
         try:
             row = json.loads(line)
-            if row.get("type", "route") == "route":
-                yield row["layer"], tuple(row["topk_ids"]), tuple(row.get("topk_weights", ()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if row.get("type", "route") != "route":
+                continue
+            layer, ids = row["layer"], tuple(row["topk_ids"])
+            weights = tuple(map(float, row.get("topk_weights", ())))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(f"{file}, line {number}: not a routed row ({error!r})") from error
+        _refuse_odd_row(file, number, layer, ids)
+        yield layer, ids, weights
 
 
 def _csv_rows(file: Path, text: str) -> Iterator[tuple[int, tuple[int, ...], tuple[float, ...]]]:
     """`layer,"12 7 40"`, with or without a header."""
     for number, row in enumerate(csv.reader(text.splitlines()), 1):
-        if number == 1 and row and not row[0].isdecimal():
+        if not row or (number == 1 and row[0].strip().isidentifier()):
             continue
         try:
-            yield int(row[0]), tuple(int(e) for e in row[1].split()), ()
+            layer, ids = int(row[0]), tuple(int(e) for e in row[1].split())
         except (ValueError, IndexError) as error:
             raise UsageError(f"{file}, line {number}: not layer,experts") from error
+        _refuse_odd_row(file, number, layer, ids)
+        yield layer, ids, ()
+
+
+def _refuse_odd_row(file: Path, number: int, layer: object, ids: Sequence[object]) -> None:
+    """A row is a layer and the experts it picked, all of them whole numbers from 0."""
+    for value in (layer, *ids):
+        if type(value) is not int or value < 0:
+            raise UsageError(f"{file}, line {number}: {value!a} is no number of a layer or expert")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from appliance.checkpoint import config
 from appliance.checkpoint.model import Checkpoint
 from appliance.errors import UnsupportedError
 
@@ -29,14 +30,18 @@ class KvCost:
 
 
 def text_config(checkpoint: Checkpoint) -> Mapping[str, object]:
-    """The language model's settings: multimodal configs nest them under `text_config`."""
-    inner = checkpoint.config.get("text_config")
-    return inner if isinstance(inner, Mapping) else checkpoint.config
+    """The language model's settings, wherever a multimodal config nests them."""
+    return config.text_config(checkpoint.config)
 
 
 def context_limit(checkpoint: Checkpoint) -> int | None:
     """Longest context the model was made for, None where its config does not say."""
     return _whole(text_config(checkpoint), "max_position_embeddings")
+
+
+def vocabulary(checkpoint: Checkpoint) -> int:
+    """Tokens that logits are worked out for; 0 where the config does not say."""
+    return _whole(text_config(checkpoint), "vocab_size") or 0
 
 
 def kv_cost(
@@ -51,8 +56,8 @@ def kv_cost(
     Grouped-query heads are shared by ranks and repeated when there are more ranks than heads;
     a latent (MLA) cache is held whole by every rank.
     """
-    config = text_config(checkpoint)
-    layers = _whole(config, "num_hidden_layers")
+    settings = text_config(checkpoint)
+    layers = _whole(settings, "num_hidden_layers")
     if layers is None:
         raise UnsupportedError(
             "config.json does not say num_hidden_layers: its KV cache is unknown"
@@ -63,11 +68,11 @@ def kv_cost(
             "measured",
             "2.24 KB a token over 40 layers, measured on DeepSeek-V4.1-Flash; fp8 in any case",
         )
-    item = 4 if float32 else 1 if fp8 else _item_bytes(config)
-    attending, which = _attending_layers(config, layers)
-    latent, rope = _whole(config, "kv_lora_rank"), _whole(config, "qk_rope_head_dim")
+    item = 4 if float32 else 1 if fp8 else _item_bytes(settings)
+    attending, which = _attending_layers(settings, layers)
+    latent, rope = _whole(settings, "kv_lora_rank"), _whole(settings, "qk_rope_head_dim")
     if latent is not None and rope is not None:
-        index = _whole(config, "index_head_dim")
+        index = _whole(settings, "index_head_dim")
         size, values = (latent + rope) * item, f"({latent} latent + {rope} rope) x {item} B"
         if index is not None and item == 1:
             scales = latent // FP8_GROUP * INDEX_SCALE_BYTES
@@ -78,8 +83,8 @@ def kv_cost(
             note += f" and {index} + {INDEX_SCALE_BYTES} B of index"
             size += index + INDEX_SCALE_BYTES
         return KvCost(attending * size, "formula", f"{note}, whole on every rank")
-    heads = _whole(config, "num_key_value_heads") or _whole(config, "num_attention_heads")
-    width = _whole(config, "head_dim") or _head_width(config)
+    heads = _whole(settings, "num_key_value_heads") or _whole(settings, "num_attention_heads")
+    width = _whole(settings, "head_dim") or _head_width(settings)
     if heads is None or width is None:
         raise UnsupportedError(
             f"the attention of model type {checkpoint.model_type!r} is not one this release can "
@@ -118,7 +123,7 @@ def _item_bytes(config: Mapping[str, object]) -> int:
 
 def _head_width(config: Mapping[str, object]) -> int | None:
     hidden, heads = _whole(config, "hidden_size"), _whole(config, "num_attention_heads")
-    return None if hidden is None or not heads else hidden // heads
+    return None if hidden is None or not heads else hidden // heads or None
 
 
 def _whole(config: Mapping[str, object], key: str) -> int | None:

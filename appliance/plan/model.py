@@ -24,6 +24,7 @@ from appliance.plan.strict import Bytes, Strict
 
 SCHEMA_VERSION: Literal[1] = 1
 BLOCK_ALIGNMENT_BYTES = 4096
+DIGITS = 6  # of an expert's or a CPU's number
 Home = Literal["device", "host"]
 # The ledger lines that the engine's pools must equal, to the byte.
 EXPERTS_IN: dict[Home, tuple[str, ...]] = {
@@ -49,7 +50,11 @@ def parse_ids(text: str) -> frozenset[int]:
     out: set[int] = set()
     for part in text.split(",") if text else ():
         first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        if (
+            max(len(first), len(last)) > DIGITS
+            or not first.isdecimal()
+            or (dash and not last.isdecimal())
+        ):
             raise PlanError(f"{text!r} is not a list of expert numbers such as 0-96,98")
         stop = int(last) if dash else int(first)
         if stop < int(first):
@@ -117,7 +122,7 @@ class RankPlan(Strict):
     numa_node: int | None = None
     cpus: str | None = None
     link: Literal["pcie", "c2c", "nvlink", "memory"] = "pcie"
-    link_bytes_per_second: float | None = None
+    link_bytes_per_second: Annotated[float, Field(gt=0)] | None = None
     device_capacity_bytes: Bytes
     ledger: tuple[LedgerLine, ...]
     layers: tuple[LayerPlacement, ...]
@@ -163,8 +168,8 @@ class CacheRules(Strict):
     half_life_rows: Annotated[float, Field(gt=0)] = 350.0
     hysteresis: Annotated[float, Field(ge=1)] = 1.25
     deviations: Annotated[float, Field(ge=0)] = 1.0
-    promotions_per_row: Annotated[float, Field(ge=0)] = 2.0
-    burst_rows: Annotated[float, Field(ge=0)] = 64.0
+    promotions_per_row: Annotated[float, Field(ge=0, le=1e6)] = 2.0
+    burst_rows: Annotated[float, Field(ge=0, le=1e6)] = 64.0
     pooled: bool = True
     promised_cold_share: Annotated[float, Field(ge=0, le=1)] = 0.0
 
@@ -221,10 +226,13 @@ def load_plan(path: Path) -> Plan:
         raise PlanError(f"the plan {path} is not UTF-8 text", fix="make it again") from error
     try:
         data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise PlanError(
-            f"the plan {path} is not JSON: {error.msg} at line {error.lineno}", fix="make it again"
-        ) from error
+    except (ValueError, RecursionError) as error:
+        what = (
+            f"{error.msg} at line {error.lineno}"
+            if isinstance(error, json.JSONDecodeError)
+            else "it holds what no plan does"  # thousands of digits, thousands of brackets
+        )
+        raise PlanError(f"the plan {path} is not JSON: {what}", fix="make it again") from error
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:
         raise PlanError(

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from appliance.checkpoint.linears import made_dense
 from appliance.checkpoint.model import (
     Checkpoint,
     DensePart,
@@ -72,10 +73,12 @@ class Dense(Strict):
 
 
 class Matrices(Strict):
-    """`count` EXL3 matrices beside the routed experts whose trellises have this shape."""
+    """`count` EXL3 matrices beside the routed experts whose trellises have this shape; `dense`: the
+    engine makes them dense as it loads."""
 
     count: Count
     shape: tuple[int, ...]
+    dense: bool = False
 
 
 class Outline(Strict):
@@ -130,7 +133,7 @@ class Outline(Strict):
         """
         tensors = [Tensor(file, "U8", (stop,), file, 0, stop) for file, stop in self.shards.items()]
         tensors += [
-            Tensor(f"matrices.{kind}.{number}.trellis", "I16", some.shape, "", 0, 0)
+            Tensor(_matrix_name(f"{kind}.{number}", some.dense), "I16", some.shape, "", 0, 0)
             for kind, some in enumerate(self.matrices)
             for number in range(some.count)
         ]
@@ -155,12 +158,21 @@ class Outline(Strict):
 
 def _matrices(checkpoint: Checkpoint) -> Iterator[Matrices]:
     experts = tuple(f"{layer.prefix}." for layer in checkpoint.layers)
+    dense_too = made_dense(checkpoint)
     found = Counter(
-        tensor.shape
+        (tensor.shape, name in dense_too)
         for name, tensor in checkpoint.tensors.items()
         if name.endswith(".trellis") and not name.startswith(experts)
     )
-    return (Matrices(count=number, shape=shape) for shape, number in sorted(found.items()))
+    return (
+        Matrices(count=number, shape=shape, dense=dense)
+        for (shape, dense), number in sorted(found.items())
+    )
+
+
+def _matrix_name(number: str, dense: bool) -> str:
+    """A name that says of a matrix what its own would."""
+    return f"layers.0.matrices.{number}.{'kv_b_proj' if dense else 'matrix'}.trellis"
 
 
 def _layer(layer: MoeLayer) -> Layer:

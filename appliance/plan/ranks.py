@@ -153,8 +153,10 @@ def _slots(
     if asked is None and card.device == "cuda":
         away = sum((len(layer.experts) - n) * layer.block_bytes
                    for n, layer in zip(held, layers, strict=True))  # fmt: skip
-        fixed = sum(line.size_bytes for line in host_lines(demand, card))
-        return choose_slots(layers, held, room.left(fixed, away))
+        lines = host_lines(demand, card)
+        fixed = sum(line.size_bytes for line in lines)
+        near = sum(line.size_bytes for line in lines if line.part in demand.on_node)
+        return choose_slots(layers, held, room.left(fixed, away, near))
     return tuple(
         0 if n == len(layer.experts) else min(n, asked or 0)
         for n, layer in zip(held, layers, strict=True)

@@ -5,7 +5,7 @@ Which checkpoints it can serve at all: appliance/checkpoint/support.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from appliance.checkpoint.model import Checkpoint, MoeLayer
 from appliance.checkpoint.support import require_tensor_parallel
@@ -16,6 +16,8 @@ from appliance.plan.request import Policy
 from appliance.plan.routing import Heat
 
 FP8_CAPABILITY = (8, 9)
+MOST_EXPERTS = 1024  # expert_kernels.launch.MAX_EXPERTS
+MOST_PICKED = 32  # of one row: csrc/experts.cu
 
 
 def refuse_foreign_heat(heat: Heat, checkpoint: Checkpoint) -> None:
@@ -30,8 +32,13 @@ def refuse_foreign_heat(heat: Heat, checkpoint: Checkpoint) -> None:
             )
 
 
-def refuse_impossible_split(checkpoint: Checkpoint, ranks: int, expert_parallel: bool) -> None:
-    """Raises UnsupportedError where this split, or the checkpoint under any, would be wrong."""
+def refuse_impossible_split(
+    checkpoint: Checkpoint, ranks: int, expert_parallel: bool, draft: bool = False
+) -> None:
+    """Raises UnsupportedError where this split, or the checkpoint under any, would be wrong.
+
+    Draft layers are looked at where they are to be loaded (`draft`).
+    """
     if checkpoint.family == "unknown":
         raise UnsupportedError(
             f"model type {checkpoint.model_type!r} is of no family this release knows, so nobody "
@@ -39,16 +46,48 @@ def refuse_impossible_split(checkpoint: Checkpoint, ranks: int, expert_parallel:
             fix="use a release that names this family",
         )
     require_tensor_parallel(checkpoint, 1 if expert_parallel else ranks)
-    heads = text_config(checkpoint).get("num_attention_heads")
+    if checkpoint.rank_sliced is not None:
+        raise UnsupportedError(
+            f"{checkpoint.path} has its experts cut for {checkpoint.rank_sliced} ranks in its "
+            "files; this engine reads whole experts and cuts them itself",
+            fix="use a package with whole experts",
+        )
+    _refuse_uneven_heads(text_config(checkpoint), ranks)
+    for layer in checkpoint.layers if draft else checkpoint.target_layers:
+        _refuse_mixed(layer)
+        _refuse_biased(layer)
+        if expert_parallel:
+            _refuse_uneven(layer, ranks)
+
+
+def _refuse_uneven_heads(config: Mapping[str, object], ranks: int) -> None:
+    """vLLM gives each rank as many heads; key-value heads it shares evenly or repeats evenly."""
+    heads, keys = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if isinstance(heads, int) and heads % ranks:
         raise UnsupportedError(
             f"{heads} attention heads cannot be shared by {ranks} ranks",
             fix="use a number of GPUs that divides the heads",
         )
-    for layer in checkpoint.layers:
-        _refuse_mixed(layer)
-        if expert_parallel:
-            _refuse_uneven(layer, ranks)
+    if config.get("kv_lora_rank") is not None:
+        return  # a latent is whole on every rank
+    if isinstance(keys, int) and keys > 0 and keys % ranks and ranks % keys:
+        raise UnsupportedError(
+            f"{keys} key-value heads can be neither shared nor repeated evenly by {ranks} ranks",
+            fix="use a number of GPUs that divides them, or a multiple of them",
+        )
+
+
+def refuse_too_many_experts(checkpoint: Checkpoint, ranks: int, whole: bool) -> None:
+    """What a GPU's kernels cannot route, at the first step after minutes of loading. `whole`: each
+    rank has whole experts, and so fewer. Raises UnsupportedError."""
+    for layer in checkpoint.target_layers:
+        here = len(layer.experts) // (ranks if whole else 1)
+        if here > MOST_EXPERTS or layer.top_k > MOST_PICKED:
+            raise UnsupportedError(
+                f"layer {layer.index} has {here:,} experts on each card and picks {layer.top_k} of "
+                f"them: the kernels take {MOST_EXPERTS:,} and {MOST_PICKED}",
+                fix="use expert parallelism over more cards" if here > MOST_EXPERTS else None,
+            )
 
 
 def refuse_kv_dtype(policy: Policy, cards: Sequence[Card]) -> None:
@@ -71,8 +110,17 @@ def refuse_kv_dtype(policy: Policy, cards: Sequence[Card]) -> None:
 
 
 def _refuse_mixed(layer: MoeLayer) -> None:
-    """One kernel call serves a layer: its experts must agree on K and codebook per projection."""
+    """One kernel call serves a layer: its experts must agree on K per projection, and all their
+    projections on one codebook."""
     first = layer.experts[0]
+    books = [projection.codebook for projection in first.projections]
+    if len(set(books)) > 1:
+        named = ", ".join(map(" ".join, zip(layer.projection_names, books, strict=True)))
+        raise UnsupportedError(
+            f"layer {layer.index} has projections of several codebooks ({named}): the kernels take "
+            "one a layer",
+            fix="use a package quantised with one codebook",
+        )
     for number, expert in enumerate(layer.experts):
         if expert is first:
             continue
@@ -86,6 +134,18 @@ def _refuse_mixed(layer: MoeLayer) -> None:
                     f"(expert {number}): the kernels take one shape, K and codebook a layer and "
                     "projection",
                     fix="use a package quantised with one K for all experts of a layer",
+                )
+
+
+def _refuse_biased(layer: MoeLayer) -> None:
+    """The engine adds no bias to a routed expert: leaving it out would answer wrongly."""
+    for number, expert in enumerate(layer.experts):
+        for name, projection in zip(layer.projection_names, expert.projections, strict=True):
+            if projection.bias:
+                raise UnsupportedError(
+                    f"layer {layer.index}: {name} of expert {number} has a bias, which the kernels "
+                    "do not add",
+                    fix="use a model whose routed experts have no biases",
                 )
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 from appliance.errors import UsageError
 
+SLOWEST_LINK, FASTEST_LINK = 1e6, 1e13  # bytes a second: beyond, somebody meant another unit
 _POSITIVE = ("tensor_parallel", "streams", "conversations", "context_tokens",
              "prefill_chunk_tokens", "device_capacity_bytes")  # fmt: skip
 _NOT_NEGATIVE = ("cache_slots", "host_reserve_bytes", "reserve_bytes")
@@ -72,8 +72,11 @@ class Policy:
         if self.kv_dtype not in ("auto", "fp8"):
             raise UsageError(f"kv_dtype is {self.kv_dtype!r}: auto and fp8 are known")
         for rate in self.link_bytes_per_second or ():
-            if not (math.isfinite(rate) and rate > 0):
-                raise UsageError(f"a link of {rate} bytes per second is not a link")
+            if not SLOWEST_LINK <= rate <= FASTEST_LINK:  # nor is NaN
+                raise UsageError(
+                    f"a link of {rate} bytes per second is not a link",
+                    fix="give bytes per second: 50e9 for 50 GB/s",
+                )
         if self.conversations is not None and self.conversations < self.streams:
             from preflight.counted import counted  # not loaded for every command's options
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -108,13 +108,7 @@ def mix(heat: Heat, weights: Mapping[str, float]) -> Heat:
 
 def heat_from_json(text: str, source: str = "the routing counts") -> Heat:
     """The inverse of Heat.to_json. Raises UsageError with one sentence."""
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(
-            f"{source} is not JSON: {error.msg} at line {error.lineno}",
-            fix="record the counts again, or plan without them",
-        ) from error
+    data = parse_json(text, source)
     if not isinstance(data, dict) or data.get("schema_version") != SCHEMA_VERSION:
         raise UsageError(
             f"{source} is not a file of routing counts of version {SCHEMA_VERSION}",
@@ -126,6 +120,21 @@ def heat_from_json(text: str, source: str = "the routing counts") -> Heat:
                          "are known")  # fmt: skip
     return Heat(_counts(data.get("layers"), source),
                 {name: _counts(part, source) for name, part in topics.items()})  # fmt: skip
+
+
+def parse_json(text: str, source: str) -> object:
+    """One JSON value. Raises UsageError with the name of what it was read from."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        what = f"{error.msg} at line {error.lineno}"
+    except ValueError:  # more digits than Python converts
+        what = "a number of thousands of digits"
+    except RecursionError:
+        what = "it is nested too deeply"
+    raise UsageError(
+        f"{source} is not JSON: {what}", fix="record the counts again, or plan without them"
+    )
 
 
 def count_row(row: object, where: str) -> tuple[float, ...]:
@@ -144,15 +153,16 @@ def _counts(layers: object, source: str) -> Counts:
 
 
 def _refuse_bad_row(row: Sequence[float], where: str) -> None:
-    if all(map(math.isfinite, row)) and min(row, default=0.0) >= 0:
-        return
+    again = "record the counts again, or plan without them"
     for expert, value in enumerate(row):
-        if not (math.isfinite(value) and value >= 0):
+        if not 0 <= value <= sys.float_info.max:  # so is NaN
             raise UsageError(
-                f"the routing counts say {value} for {where} expert {expert}: "
+                f"the routing counts say {str(value)[:20]} for {where} expert {expert}: "
                 "a count is a number of picks, zero or more",
-                fix="record the counts again, or plan without them",
+                fix=again,
             )
+    if not sum(row) <= sys.float_info.max:
+        raise UsageError(f"the routing counts of {where} add up to no number", fix=again)
 
 
 def _shares(row: Sequence[float]) -> list[float]:

@@ -23,18 +23,21 @@ HOST_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class HostRoom:
-    """Host bytes one rank may take in all, and its experts on their memory node; None: unknown."""
+    """Host bytes one rank may take in all, and of its card's memory node; None: unknown."""
 
     total_bytes: int | None
     node_bytes: int | None
 
-    def left(self, fixed_bytes: int, expert_bytes: int) -> int:
-        """For copies, beside the rank's other host memory and the experts it keeps there anyway."""
+    def left(self, fixed_bytes: int, expert_bytes: int, fixed_on_node: int = 0) -> int:
+        """For copies, beside the rank's other host memory and the experts it keeps there anyway.
+
+        `fixed_on_node`: what of the other memory is bound to the card's memory node, too.
+        """
         if self.total_bytes is None:
             return 0
         left = self.total_bytes - fixed_bytes - expert_bytes
         if self.node_bytes is not None:
-            left = min(left, self.node_bytes - expert_bytes)
+            left = min(left, self.node_bytes - expert_bytes - fixed_on_node)
         return max(0, left)
 
 

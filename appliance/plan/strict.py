@@ -1,4 +1,5 @@
-"""The base of everything written to plan.json: frozen, and unknown keys are errors."""
+"""The base of everything written to plan.json: frozen; unknown keys and numbers that are none (NaN,
+infinity) are errors."""
 
 from __future__ import annotations
 
@@ -10,4 +11,4 @@ Bytes = Annotated[int, Field(ge=0)]
 
 
 class Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -11,8 +11,11 @@ from appliance.errors import ServeError
 NO_CHECK_TIME = 0x200000
 
 
-def trusting(certificate: Path) -> ssl.SSLContext:
-    """A client's context that takes this certificate and no other, whatever the name."""
+def trusting(certificate: Path, *, dated: bool = False) -> ssl.SSLContext:
+    """A client's context that takes this certificate and no other, whatever the name.
+
+    `dated`: only while it is good, as other people's clients do.
+    """
     try:
         context = ssl.create_default_context(cafile=str(certificate))
     except OSError as error:
@@ -21,5 +24,6 @@ def trusting(certificate: Path) -> ssl.SSLContext:
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     # The very file is trusted, not a date: else the day on which it expires, or a clock that was
     # set back, makes an engine that serves look as if it had not answered, and it is ended.
-    context.verify_flags |= NO_CHECK_TIME
+    if not dated:
+        context.verify_flags |= NO_CHECK_TIME
     return context

@@ -12,6 +12,11 @@ from expert_kernels import build
 ABI = 11
 CODEBOOKS = {"3inst": 0, "mcg": 1, "mul1": 2}
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+NO_CODE = 209  # cudaErrorNoKernelImageForDevice: a library of other cards loads, and launches not
+NO_CODE_FIX = (
+    "kernels built for this card (python -m expert_kernels.build --arch sm_89 for compute "
+    "capability 8.9), or an image built with its number in TORCH_CUDA_ARCH_LIST"
+)
 _P, _I, _L = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint64
 
 
@@ -146,4 +151,5 @@ def index_of(device: torch.device) -> int:
 
 def check(lib: ctypes.CDLL, code: int, what: str) -> None:
     if code:
-        raise CudaError(f"{what}: CUDA error {code}, {lib.experts_error(code).decode()}")
+        said = f"{what}: CUDA error {code}, {lib.experts_error(code).decode()}"
+        raise CudaError(f"{said}. Try: {NO_CODE_FIX}" if code == NO_CODE else said)

@@ -4,13 +4,14 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import expert_kernels
-from expert_kernels import ops
+from expert_kernels import interface, ops
 
 pytestmark = pytest.mark.engine
 
@@ -99,6 +100,15 @@ def test_a_device_without_kernels_is_said_and_not_computed_elsewhere() -> None:
         }
     with pytest.raises(NotImplementedError, match=r"experts on meta: .* CPU and CUDA"):
         ops.experts(**arguments)
+
+
+def test_a_card_that_the_library_was_not_built_for_is_told_the_way_out() -> None:
+    library: Any = SimpleNamespace(experts_error=lambda code: b"no kernel image is available")
+    with pytest.raises(interface.CudaError, match=r"error 209, no kernel .* Try: .* --arch sm_89"):
+        interface.check(library, 209, "routed layer")
+    with pytest.raises(interface.CudaError, match=r"routed layer: CUDA error 2, no kernel[^.]*$"):
+        interface.check(library, 2, "routed layer")
+    interface.check(library, 0, "routed layer")
 
 
 def test_importing_the_package_does_not_import_torch() -> None:

@@ -4,6 +4,7 @@ import ctypes
 
 import pytest
 
+from appliance.engine import resident
 from appliance.engine.hostmem import (
     HostMapping,
     HostMemoryError,
@@ -57,6 +58,12 @@ def test_bound_pages_are_all_on_the_node() -> None:
         pages = pages_by_node(mapping.address, mapping.mapped_bytes)
         assert set(pages) == {0}
         assert pages[0] > 0
+
+
+def test_a_kernel_without_numa_says_nothing_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resident, "_numa_ranges", lambda: iter(()))  # it has no numa_maps
+    with HostMapping(MIB) as mapping:
+        assert pages_by_node(mapping.address, mapping.mapped_bytes) == {}
 
 
 def test_a_node_that_is_not_here_is_an_error_with_the_way_out() -> None:

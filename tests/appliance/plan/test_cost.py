@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import time
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -151,6 +152,17 @@ def test_quotas_by_layer_are_never_worse_than_the_same_for_all(seed: int) -> Non
         uniform = sum(sum(la.gains[:each]) for la in layers)
         assert ours >= uniform
         assert ours > uniform or len(set(quotas)) == 1
+
+
+def test_a_link_that_is_as_fast_as_can_be_written_hides_every_expert() -> None:
+    """No more experts can hide than there are: without that bound a fast link took for ever."""
+    reads, block = (0.9, 0.5, 0.25, 0.1), 13_271_040
+    device = H200.device_seconds(sum(reads) * block)
+    started = time.perf_counter()
+    for rate in (1e15, 1e308):
+        costs = layer_costs(reads, block, rate, H200)
+        assert costs == pytest.approx([device] * 5, rel=1e-6)
+    assert time.perf_counter() - started < 0.1
 
 
 def test_a_slower_link_changes_the_quotas() -> None:

@@ -80,6 +80,27 @@ def test_counts_add_up_fade_and_mix_by_topic() -> None:
         ("x.jsonl", '{"type": "route", "layer": 1}', "line 1: not a routed row"),
         ("x.jsonl", "[1]", "line 1: not a routed row"),
         ("x.csv", "layer,experts\n3", "line 2: not layer,experts"),
+        ("x.jsonl", '{"layer": "3", "topk_ids": [1]}', "line 1: '3' is no number of a layer"),
+        ("x.jsonl", '{"layer": [3], "topk_ids": [1]}', r"line 1: \[3\] is no number of a layer"),
+        ("x.jsonl", '{"layer": 3, "topk_ids": [1.5]}', "line 1: 1.5 is no number of a layer"),
+        ("x.jsonl", '{"layer": 3, "topk_ids": "12"}', "line 1: '1' is no number of a layer"),
+        ("x.jsonl", '{"layer": 3, "topk_ids": [true]}', "line 1: True is no number"),
+        ("x.jsonl", '{"layer": 3, "topk_ids": [1, -1]}', "line 1: -1 is no number of a layer"),
+        ("x.jsonl", '{"layer": 3, "topk_ids": [1], "topk_weights": [[1]]}', "not a routed row"),
+        ("x.jsonl", '{"layer": 3, "topk_ids": [99999999999]}', "99,999,999,999: no layer has so"),
+        ("x.csv", '-1,"1 2"', "line 1: -1 is no number of a layer"),
+        ("x.csv", '3,"1 99999999999"', "99,999,999,999: no layer has so many"),
+        ("x.json", "[" * 100_000, "is not JSON: it is nested too deeply"),
+        ("x.json", f'{{"layer": 0, "counts": [{"9" * 5000}]}}', "a number of thousands of digits"),
+        ("x.json", f'{{"layer": 0, "counts": [1, {"9" * 400}]}}', "say 99999999999999999999 for"),
+        ("x.json", '{"layer": 0, "counts": [1e308, 1e308]}', "of layer 0 add up to no number"),
+        ("x.json", '{"layer": true, "counts": [1]}', "does not say which layer"),
+        (
+            "x.json",
+            '{"layer": 0, "counts": [1], "topics_outside_counts": ["a"]}',
+            r"names topics outside the total, \['a'\], that it does not count",
+        ),
+        ("x.json", '{"layer": 0, "counts": [1], "topics_outside_counts": [[1]]}', "not count"),
     ],
 )
 def test_files_that_are_not_counts_are_refused_by_name(
@@ -89,6 +110,16 @@ def test_files_that_are_not_counts_are_refused_by_name(
     file.write_text(text)
     with pytest.raises(UsageError, match=sentence):
         read_heat([file])
+
+
+def test_empty_lines_of_a_trace_are_no_rows(tmp_path: Path) -> None:
+    right = {3: (0.0, 1.0, 1.0)}
+    (tmp_path / "x.jsonl").write_text('{"layer": 3, "topk_ids": [1, 2]}\n\n')
+    (tmp_path / "x.csv").write_text('3,"1 2"\n\n')
+    assert [read_heat([tmp_path / f"x.{kind}"]).heat.counts for kind in ("jsonl", "csv")] == [
+        right,
+        right,
+    ]
 
 
 def test_counts_of_different_widths_do_not_add_up() -> None:

@@ -6,10 +6,13 @@ from dataclasses import replace
 from machines import machine
 from plan_builders import GIB, checkpoint, deepseek_v41_flash, expert, gpu, host, layer
 
-from appliance.plan.budget import Demand, activation_bytes
+from appliance.checkpoint.model import Tensor
+from appliance.engine import behind
+from appliance.plan.budget import KEPT_SHARDS, Demand, activation_bytes
 from appliance.plan.explain import ledger_lines, show_lines
 from appliance.plan.kv import kv_cost
 from appliance.plan.model import Plan, RankPlan
+from appliance.plan.outline import Outline
 from appliance.plan.planner import Policy, plan
 from appliance.plan.split import scale_bytes, share_of
 
@@ -56,6 +59,45 @@ def test_the_printed_ledger_says_what_does_not_fit_by_how_much_and_what_does() -
     assert float(does_not[0]) > 20
 
 
+def test_prefill_has_a_ring_of_24_blocks_for_each_size_of_expert_among_the_layers() -> None:
+    wide = [expert(5120, 2304, bits) for bits in (3, 4, 3)]
+    layers = tuple(layer(i, 64, 6, shape) for i, shape in enumerate(wide))
+    made = plan(TWO_CARDS, checkpoint(layers), None, Policy(context_tokens=4096))
+    (line,) = (i for i in made.ranks[0].ledger if i.part == "prefill buffers")
+    # Halves of 3 * 5120 * 2304 weights at 3 and at 4 bits, in whole pages of 4 KiB.
+    assert line.size_bytes == 24 * (6_635_520 + 8_847_360)
+    assert line.note == "24 blocks of 8,847,360 B and of 6,635,520 B"
+
+
+def test_the_page_cache_of_loading_is_that_of_as_many_shards_as_the_reader_keeps() -> None:
+    assert KEPT_SHARDS == behind.KEPT
+    for shard, kept in ((GIB, 2 * GIB), (3 * GIB, 6 * GIB), (5 * GIB, 8 * GIB)):
+        tensors = {name: Tensor(name, "U8", (shard,), name, 0, shard) for name in "abc"}
+        made = plan(TWO_CARDS, replace(checkpoint(), tensors=tensors), None, Policy())
+        peaks = [i.size_bytes for r in made.ranks for i in r.ledger if i.part == "load peak"]
+        assert peaks == [kept // 2] * 2
+
+
+def test_matrices_made_dense_at_load_take_two_bytes_a_weight_beside_their_stored_form() -> None:
+    """DeepSeek-V4 reads wo_a itself, V4.1 its head, latent attention absorbs kv_b_proj: 4096 x
+    8192, 5120 x 129,280 and 512 x 16,384 weights. Layer 2 is a draft layer, which is not loaded."""
+    shapes = {"layers.0.attn.wo_a": (256, 512), "layers.1.attn.wo_a": (256, 512),
+              "layers.1.attn.wo_b": (512, 320), "mtp.0.attn.wo_a": (256, 512),
+              "head": (320, 8080), "model.layers.1.self_attn.kv_b_proj": (32, 1024),
+              "model.layers.2.self_attn.kv_b_proj": (32, 1024)}  # fmt: skip
+    tensors = {f"{name}.trellis": Tensor(f"{name}.trellis", "I16", (*shape, 48), "a", 0, 0)
+               for name, shape in shapes.items()}  # fmt: skip
+    latent, v4 = 512 * 16_384, 2 * 4096 * 8192
+    layers = (layer(0), layer(1), layer(2, draft=True))
+    for model_type, weights in (("deepseek_v41", latent + v4 + 5120 * 129_280),
+                                ("deepseek_v4", latent + v4), ("deepseek_v3", latent)):  # fmt: skip
+        model = replace(checkpoint(layers, model_type=model_type), tensors=tensors)
+        for known in (model, Outline.of(model).checkpoint(model.path)):
+            made = plan(TWO_CARDS, known, None, Policy(context_tokens=4096))
+            found = [i.size_bytes for r in made.ranks for i in r.ledger if "made dense" in i.part]
+            assert found == [weights] * 2  # halves, of two bytes each
+
+
 def test_the_printed_bytes_add_up_to_the_printed_sums() -> None:
     made = plan(TWO_CARDS, deepseek_v41_flash(), None, Policy())
     for section in "\n".join(ledger_lines(made)).split("  device\n")[1:]:
@@ -91,6 +133,14 @@ def test_activations_agree_with_a_peers_measurement() -> None:
     assert abs(activation_bytes(demand) / GIB - 1.04) < 0.1
 
 
+def test_a_vocabulary_that_is_no_number_of_tokens_takes_nothing() -> None:
+    known, *unknown = (
+        activation_bytes(Demand(checkpoint(vocab_size=size), 1, False, 128, 1, Policy(streams=6)))
+        for size in (1000, None, -(10**15), True, "many")
+    )
+    assert [known - size for size in unknown] == [4 * 6 * 1000] * 4
+
+
 def test_a_latent_cache_is_whole_on_every_rank_and_heads_are_shared() -> None:
     latent = checkpoint(kv_lora_rank=512, qk_rope_head_dim=64, num_hidden_layers=60)
     assert kv_cost(latent, 4).bytes_per_token == 60 * 576 * 2
@@ -103,6 +153,15 @@ def test_a_latent_cache_is_whole_on_every_rank_and_heads_are_shared() -> None:
     assert kv_cost(latent, 4, fp8=True).bytes_per_token == 60 * 576
     assert kv_cost(sparse, 1, fp8=True).bytes_per_token == 2 * (656 + 132)
     assert kv_cost(grouped, 2, fp8=True).bytes_per_token == 2 * 48 * 2 * 128
+
+
+def test_the_cache_is_that_of_the_language_model_wherever_its_settings_are_nested() -> None:
+    own = {"num_hidden_layers": 12, "num_key_value_heads": 4, "head_dim": 128}
+    for key in ("text_config", "language_config", "llm_config"):
+        nested = replace(checkpoint(), config={key: own, "num_hidden_layers": 2})
+        assert kv_cost(nested, 1).bytes_per_token == 2 * 12 * 4 * 128 * 2
+        float32 = replace(nested, config={**nested.config, "torch_dtype": "float32"})
+        assert kv_cost(float32, 1).bytes_per_token == 2 * 12 * 4 * 128 * 4
 
 
 def test_an_fp8_cache_is_half_and_what_it_frees_holds_experts() -> None:

@@ -13,6 +13,7 @@ from plan_builders import deepseek_v41_flash
 from appliance.errors import ServeError, UsageError
 from appliance.plan.planner import plan
 from appliance.plan.request import Policy
+from appliance.serve.canary import ask_twice
 from appliance.serve.client import Client
 from appliance.serve.keys import first_key
 from appliance.serve.spec import Wishes, spec
@@ -114,6 +115,9 @@ def test_an_engine_is_not_given_up_because_its_certificate_has_expired(
     made_for(certificate, key, start="20200101000000Z", end="20220101000000Z")
     running = supervised(**with_tls(standin_spec, certificate, key), start_limit_seconds=20.0)
     running.wait_for("ready", seconds=30.0)
+    # Its users are refused, and so is the canary: that is what it is for.
+    with pytest.raises(ServeError, match="certificate has expired"):
+        ask_twice(running.spec.host, running.spec.port, running.spec.files.keys, certificate)
 
 
 def test_your_own_certificate_is_served_under_the_name_in_it(supervised, standin_spec, tmp_path):
