@@ -79,6 +79,14 @@ def test_seats_from_a_usage_log_come_with_their_interval(appliance, tmp_path):
     assert "9 people over" in said.err and "people over that interval" in said.err
 
 
+def test_a_log_of_one_person_gives_no_interval(appliance, tmp_path):
+    (tmp_path / "u.csv").write_text("person,start,end\na,0,10\na,90,100\n")
+    said = appliance("capacity", "seats", "--streams", 4, "--usage", tmp_path / "u.csv")
+    assert said.code == 0 and int(said.out) >= 4
+    assert "1 person over 1 min 40 s: active 20.00% of the time; how people differ" in said.err
+    assert "interval" not in said.err
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
