@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from appliance.checkpoint.model import Checkpoint
 from appliance.checkpoint.support import require_exl3
+from appliance.errors import DoesNotFit
 from appliance.plan.budget import GIB, SLOTS, Demand, device_lines
 from appliance.plan.cards import Card, choose_cards
 from appliance.plan.context import choose_context
@@ -59,8 +60,7 @@ def plan(
     if heat is not None:
         refuse_foreign_heat(heat, checkpoint)
     demand, notes = _settle(checkpoint, cards, heat, policy, curve)
-    ranks = plan_ranks(demand, cards, heat, host_rooms(host, [card.numa_node for card in cards]))
-    refuse_short_host(host, ranks, demand.on_node)
+    ranks = _placed(demand, cards, heat, host)
     layers = step_layers(demand, ranks, heat)
     disk = None if host.measured is None else host.measured.disk_read_bytes_per_second
     return Plan(
@@ -89,6 +89,22 @@ def plan(
         forecast=forecast(demand, ranks, layers, heat, disk),
         notes=(*notes, *_slot_notes(ranks)),
     )
+
+
+def _placed(
+    demand: Demand, cards: Sequence[Card], heat: Heat | None, host: Host
+) -> tuple[RankPlan, ...]:
+    rooms = host_rooms(host, [card.numa_node for card in cards])
+    try:
+        ranks = plan_ranks(demand, cards, heat, rooms)
+    except DoesNotFit:
+        # Its way out is to leave the share to the plan: where that fits nowhere, say so at once.
+        if demand.policy.host_share is not None:
+            free = replace(demand, policy=replace(demand.policy, host_share=None))
+            refuse_short_host(host, plan_ranks(free, cards, heat, rooms), demand.on_node)
+        raise
+    refuse_short_host(host, ranks, demand.on_node)
+    return ranks
 
 
 def _kv_block_tokens(checkpoint: Checkpoint, ranks: tuple[RankPlan, ...]) -> int | None:
