@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from appliance import render
-from appliance.cli.planning import HERE
+from appliance.cli.planning import HERE, plan_in
 
 ENGINE_GIB = 16  # the engine's own memory and what of the page cache it needs while it loads
 SHM_GIB = 8
@@ -22,10 +22,9 @@ def values(
 
     GPUs, memory, and the predicted load, which the startup probe waits three times for.
     """
-    from appliance.plan.model import load_plan
     from appliance.serve.spec import predicted_load_seconds
 
-    made = load_plan(plan)
+    made = plan_in(plan)
     host_gib = math.ceil(sum(rank.total_bytes("host") for rank in made.ranks) / (1 << 30))
     gpus = sum(rank.device == "cuda" for rank in made.ranks)
     lines = [

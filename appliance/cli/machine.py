@@ -92,6 +92,9 @@ def preflight(
         raise UsageError("--json and --prometheus both want stdout: give one of them")
     if measure and host is not None:
         raise UsageError("--measure measures this machine, and --host is a recording")
+    if gpus is not None and model is None and plan not in (None, BARE):
+        raise UsageError(f"--plan {plan} says how many cards it takes, and --gpus {gpus} is given",
+                         fix="leave out --gpus, or plan anew with --model DIR")  # fmt: skip
     settings = read_settings()
     if plan == BARE:
         plan, model = _where_up_looks(settings, model, host)

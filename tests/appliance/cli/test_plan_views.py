@@ -78,3 +78,29 @@ def test_the_picture_is_one_page_that_needs_nothing_else(appliance, plan, tmp_pa
     assert (said.code, said.out) == (0, f"{page}\n")
     text = page.read_text()
     assert "Where the experts live" in text and "http" not in text and "<script" not in text
+
+
+PLANNED = [
+    ("show", ()), ("ledger", ()), ("explain", (1, 2)), ("simulate", ()), ("values", ()),
+    ("picture", ("page.html",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "words"), PLANNED)
+def test_without_a_plan_here_the_error_names_the_folder_and_the_plan_that_up_made(
+    appliance, plan, tmp_path, own_state, monkeypatch, command, words
+):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    said = appliance("plan", command, *words)
+    assert said.code == 1
+    assert said.err.splitlines() == [
+        f"error: there is no plan.json in {elsewhere}",
+        "  fix: appliance plan make --model DIR writes one",
+    ]
+    own_state.mkdir()
+    (own_state / "plan.json").write_bytes(plan.read_bytes())
+    said = appliance("plan", command, *words)
+    assert said.code == 1  # it is named, and not taken in silence
+    assert f"served last is {own_state / 'plan.json'}" in said.err.splitlines()[1]

@@ -211,3 +211,10 @@ def test_a_model_that_cannot_be_planned_still_gets_a_report(appliance, model):
     said = appliance("preflight", "--host", TWO, "--model", model, "--gpus", 3)
     assert said.code == 1 and "gpus-too-few" in said.out
     assert "3 GPUs asked for and the host has 2" in said.err
+
+
+def test_a_number_of_cards_beside_a_plan_that_has_one_is_refused(appliance, model, tmp_path):
+    made = tmp_path / "made.json"
+    appliance("plan", "make", "--model", model, "-o", made)
+    said = appliance("preflight", "--plan", made, "--gpus", 3)
+    assert said.code == 2 and f"--plan {made} says how many cards it takes" in said.err
