@@ -113,8 +113,6 @@ def preflight(
     ignored = {*(ignore or ()), *(name for name in settings.ignore_checks.split(",") if name)}
     report = judging.judged(seen.host, what, ignored)
     _show(report, json=json, prometheus=prometheus)
-    if what.refusal is not None:
-        raise what.refusal
     if model is not None and plan is not None:
         if record is not None:
             what = judging.wanted(seen.real, model, plan, gpus, settings, kept)
@@ -157,8 +155,7 @@ def _write(what: Wanted, path: Path, report: Report) -> None:
     """The plan, pinning included; not where a check failed."""
     from appliance.cli.judging import pinning_lines
 
-    assert what.plan is not None
-    if report.failures:
+    if what.plan is None or report.failures:
         render.say(f"no plan was written to {path}: a check failed")
         return
     what.plan.write(path)
