@@ -11,8 +11,10 @@ import typer
 from appliance import render
 from appliance.cli.planning import HERE, plan_in
 
-ENGINE_GIB = 16  # the engine's own memory and what of the page cache it needs while it loads
-SHM_GIB = 8
+# The engine's own memory and what of the page cache it needs while it loads. Without a GPU the
+# ledger has all of it: 2.8 GiB where the processes of a small model together held 2.0.
+ENGINE_GIB = {"gpu": 16, "cpu": 0}
+SHM_GIB = {"gpu": 8, "cpu": 1}
 
 
 def values(
@@ -25,13 +27,20 @@ def values(
     from appliance.serve.spec import predicted_load_seconds
 
     made = plan_in(plan)
-    host_gib = math.ceil(sum(rank.total_bytes("host") for rank in made.ranks) / (1 << 30))
     gpus = sum(rank.device == "cuda" for rank in made.ranks)
+    flavour = "gpu" if gpus else "cpu"
+    host = sum(rank.total_bytes("host") for rank in made.ranks)
+    what = "of the host for experts, tables and the engine"
+    if not gpus:
+        host += sum(rank.total_bytes("device") for rank in made.ranks)
+        what = "in all: without a GPU both homes are RAM"
+    gib = math.ceil(host / (1 << 30))
+    memory, shm = gib + ENGINE_GIB[flavour] + SHM_GIB[flavour], SHM_GIB[flavour]
     lines = [
-        f"# plan {made.digest[:12]}: {host_gib} GiB of the host for experts and tables",
-        f"flavour: {'gpu' if gpus else 'cpu'}",
+        f"# plan {made.digest[:12]}: {gib} GiB {what}",
+        f"flavour: {flavour}",
         f"gpus: {{count: {gpus}}}",
-        f"resources: {{memoryGiB: {host_gib + ENGINE_GIB + SHM_GIB}, shmGiB: {SHM_GIB}}}",
+        f"resources: {{memoryGiB: {memory}, shmGiB: {shm}}}",
         f"loadSeconds: {math.ceil(predicted_load_seconds(made))}",
     ]
     render.lines(lines)
