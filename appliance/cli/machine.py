@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from appliance import render
+from appliance import durable, render
 from appliance.cli import options
 from appliance.errors import UsageError
 from appliance.settings import Settings, read_settings
@@ -203,5 +203,6 @@ def picture(
     settings = read_settings()
     source = options.source(host, root or (None if host else settings.host_root))
     seen = judging.Seen.of(source, None, None if host else judging.folders(settings, None))
-    file.write_text(drawn(seen.host), encoding="utf-8")
+    with durable.naming(file):
+        file.write_text(drawn(seen.host), encoding="utf-8")
     render.data(str(file))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from appliance import render
+from appliance import durable, render
 from appliance.cli import options
 from appliance.plan.request import Policy
 from appliance.settings import read_settings
@@ -232,5 +232,7 @@ def picture(
     """One page that needs nothing else: expert map, ledger, speed; with counts, heat beneath."""
     from appliance.plan.picture import page
 
-    file.write_text(page(plan_in(plan), options.heat(heat)), encoding="utf-8")
+    drawn = page(plan_in(plan), options.heat(heat))
+    with durable.naming(file):
+        file.write_text(drawn, encoding="utf-8")
     render.data(str(file))

@@ -104,3 +104,31 @@ def test_without_a_plan_here_the_error_names_the_folder_and_the_plan_that_up_mad
     said = appliance("plan", command, *words)
     assert said.code == 1  # it is named, and not taken in silence
     assert f"served last is {own_state / 'plan.json'}" in said.err.splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("nope/plan.json", ("No such file or directory", "make that folder first")),
+        (".", ("Is a directory", "name a file in that folder")),
+        ("plan.json/x.json", ("Not a directory", "one on the way to it is a file")),
+    ],
+)
+def test_a_place_that_takes_no_plan_is_named_with_a_way_out(
+    appliance, model, plan, tmp_path, target, said
+):
+    path = tmp_path / target
+    made = appliance("plan", "make", "--model", model, "-o", path)
+    problem, fix = made.err.splitlines()[-2:]
+    assert made.code == 1 and problem == f"error: {path}: {said[0]}" and said[1] in fix
+
+
+def test_a_full_disk_is_told_with_the_file_that_it_could_not_take(appliance, plan, tmp_path):
+    page = tmp_path / "page.html"
+    page.symlink_to("/dev/full")
+    said = appliance("plan", "picture", page, "--plan", plan)
+    assert said.code == 1
+    assert said.err.splitlines() == [
+        f"error: {page}: No space left on device",
+        "  fix: free space there, or name a place on another disk",
+    ]
