@@ -28,6 +28,7 @@ from appliance.plan.refuse import (
     refuse_impossible_split,
     refuse_kv_dtype,
     refuse_too_many_experts,
+    refuse_too_many_slots,
 )
 from appliance.plan.request import Policy
 from appliance.plan.room import refuse_short_host
@@ -55,6 +56,7 @@ def plan(
     require_exl3(checkpoint)
     cards = choose_cards(host, policy)
     refuse_impossible_split(checkpoint, len(cards), policy.expert_parallel, policy.draft)
+    refuse_too_many_slots(checkpoint, policy, len(cards))
     if cards[0].device == "cuda":
         refuse_too_many_experts(checkpoint, len(cards), policy.expert_parallel)
     if heat is not None:
@@ -87,7 +89,7 @@ def plan(
         ranks=ranks,
         predictions=predict(demand, ranks, layers),
         forecast=forecast(demand, ranks, layers, heat, disk),
-        notes=(*notes, *_slot_notes(ranks)),
+        notes=(*notes, *_slot_notes(demand, ranks)),
     )
 
 
@@ -149,8 +151,17 @@ def _settle(
     return demand, (*notes, *checkpoint.warnings)
 
 
-def _slot_notes(ranks: tuple[RankPlan, ...]) -> Iterator[str]:
-    """What the slots cost in host memory: it is easily overlooked."""
+def _slot_notes(demand: Demand, ranks: tuple[RankPlan, ...]) -> Iterator[str]:
+    """What the slots cost in host memory, which is easily overlooked, and how many are missing."""
+    asked = demand.policy.cache_slots
+    layers = [place.cache_slots for place, layer in zip(ranks[0].layers, demand.layers, strict=True)
+              if not layer.draft]  # fmt: skip
+    if asked is not None and min(layers) < asked:
+        yield (
+            f"{asked:,} cache slots a layer are asked for, and the layers have "
+            f"{min(layers):,} to {max(layers):,}: as many as they have experts on the host, and "
+            "room for on the device"
+        )
     slots = sum(place.cache_slots for place in ranks[0].layers)
     copies = sum(line.size_bytes for rank in ranks for line in rank.ledger if line.part == SLOTS)
     if slots:

@@ -66,6 +66,12 @@ CASES: dict[str, Callable[[], Case]] = {
         CARDS, checkpoint((layer(experts=64, top_k=33),)), Policy(tensor_parallel=2),
         UnsupportedError,
         "64 experts on each card and picks 33 of them"),
+    "more slots than experts": lambda: (
+        host(), checkpoint(), Policy(cache_slots=9), UsageError,
+        "9 cache slots a layer are asked for, and a layer has 8 experts on each rank.*leave it"),
+    "more slots than a rank's experts": lambda: (
+        host(), checkpoint(), Policy(cache_slots=5, tensor_parallel=2, expert_parallel=True),
+        UsageError, "a layer has 4 experts on each rank"),
     "mixed K": lambda: (host(), checkpoint((mixed(),)), HALF, UnsupportedError,
                         r"mixes w1 of 256 x 256 at 3 bits mcg \(expert 0\).* 4 bits"),
     "files cut for two": lambda: (host(), checkpoint(rank_sliced=2), HALF, UnsupportedError,
