@@ -9,6 +9,7 @@ from machines import machine
 from plan_builders import GIB, checkpoint, deepseek_v41_flash, expert, host, layer
 
 from appliance.cli import run
+from appliance.plan.explain import show_lines
 from appliance.plan.planner import plan
 from appliance.plan.request import Policy
 from appliance.serve.spec import predicted_load_seconds
@@ -21,14 +22,19 @@ def reference(tmp_path):
     return made, tmp_path / "plan.json"
 
 
-def test_the_startup_probe_waits_three_times_the_load_that_the_plan_predicts(
+def test_the_startup_probe_waits_three_times_the_longest_load_that_the_plan_predicts(
     helm, reference, capsys, tmp_path
 ):
     made, path = reference
     assert run(["plan", "values", str(path)]) == 0
     said = capsys.readouterr().out
     values = yaml.safe_load(said)
-    predicted = predicted_load_seconds(made)
+    said_by_plan = made.forecast.load_seconds
+    predicted = said_by_plan.high
+    likely = predicted_load_seconds(made)
+    assert likely == said_by_plan.likely, "`up`, `plan show` and the chart say one number"
+    assert f"# predicted load: {likely:.0f} s, at the longest {predicted:.0f} s" in said
+    assert any(f"loading  {likely:.3g} (" in line for line in show_lines(made))
     assert values["gpus"]["count"] == 2 and predicted <= values["loadSeconds"] < predicted + 1
     given = [f"loadSeconds={values['loadSeconds']}", "gpus.count=2",
              f"resources.memoryGiB={values['resources']['memoryGiB']}"]  # fmt: skip
