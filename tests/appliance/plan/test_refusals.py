@@ -395,3 +395,10 @@ def test_a_plan_that_no_planner_wrote_is_a_sentence(
     assert file.read_text() != text
     with pytest.raises(PlanError, match=sentence):
         check_plan(load_plan(file), host(), checkpoint())
+
+
+def test_a_plan_that_breaks_off_is_told_with_line_and_column(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text('{\n  "x')
+    with pytest.raises(PlanError, match=r"Unterminated string starting at: line 2 column 3 \("):
+        load_plan(file)
