@@ -122,6 +122,7 @@ class Agent:
             state = self.state
             if state is None or state.phase not in SERVING:
                 self._watch.forget()
+                self.sample, self.exposition = None, ""  # of an engine that is no more
                 continue
             self.sample = self._sample(state)
             hang = self._watch.see(self.sample)
@@ -137,7 +138,9 @@ class Agent:
             self.exposition = client.text("/metrics")
             sample = read_sample(self.exposition, at)
             in_flight = client.get("/gateway/state")["in_flight"]
-        except ServeError:
+        except (ServeError, ValueError, KeyError, TypeError):
+            # No answer, or none that makes sense; an old one says nothing of now.
+            self.exposition = ""
             return Sample(at, None, None)
         if sample.queued == 0 and in_flight and not core_answers(client):
             # The queue is counted by the process that hangs: it still says what it said before.

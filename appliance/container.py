@@ -7,6 +7,7 @@ read a crash loop: its agent answers with the reason, and `exec` works.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ from typing import Literal
 from appliance.agent import Agent, attend
 from appliance.checkpoint.exl3 import read_checkpoint
 from appliance.checkpoint.model import Checkpoint
-from appliance.errors import ApplianceError, CheckFailed, UsageError
+from appliance.errors import ApplianceError, CheckFailed, ServeError, UsageError
 from appliance.plan.check import check_plan
 from appliance.plan.guards import guard
 from appliance.plan.model import Plan, load_plan
@@ -158,13 +159,14 @@ STEPS = (
 def run(launch: Launch, until: str = STEPS[-1].name) -> int:
     """The steps up to and with `until`; the exit code of the container."""
     make_folder(launch.files)
-    (launch.files.folder / FAILURE).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        (launch.files.folder / FAILURE).unlink()
     assert launch.agent is not None
     for step in STEPS:
         launch.agent.step = step.name
         launch.say(f"{step.name}: {(step.run.__doc__ or '').splitlines()[0]}")
         try:
-            step.run(launch)
+            _do(step, launch)
         except ApplianceError as error:
             code = UsageError.exit_code if isinstance(error, UsageError) else step.exit_code
             _failed(launch, step, error, code)
@@ -175,6 +177,15 @@ def run(launch: Launch, until: str = STEPS[-1].name) -> int:
         if launch.stop.count or step.name == until:
             break
     return 0
+
+
+def _do(step: Step, launch: Launch) -> None:
+    """Raises ApplianceError alone: a full disk is held and told like any other failure."""
+    try:
+        step.run(launch)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise ServeError(f"{where}{error.strerror or error}") from error
 
 
 def _require(launch: Launch, needs: Needs) -> None:
@@ -213,7 +224,10 @@ def _failed(launch: Launch, step: Step, error: ApplianceError, code: int) -> Non
         "fix": error.fix,
         "at": time.time(),
     }
-    write_aside(launch.files.folder / FAILURE, json.dumps(failure, indent=1) + "\n")
+    try:
+        write_aside(launch.files.folder / FAILURE, json.dumps(failure, indent=1) + "\n")
+    except ServeError as problem:
+        launch.say(f"  {problem.message}: only this log says why")
 
 
 def _hold(launch: Launch) -> None:

@@ -1,7 +1,7 @@
 """ASGI middleware in front of every route of the engine's server: no key, no answer.
 
 vLLM loads it with `--middleware appliance.gateway.Gateway`. Denied unless allowed: GET and HEAD
-/health are open; /appliance/* and /gateway/* need the control key; all else needs an API key and
+/health are open; CONTROL_PREFIXES need the control key; all else needs an API key and
 waits until the engine has proved itself (POST /gateway/admit). Keys come from files named by the
 environment, never from arguments; the files are read again when they change.
 """
@@ -22,7 +22,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-CONTROL_PREFIXES = ("/appliance/", "/gateway/")
+# The last two are vLLM's own: they change how many engines there are, for everybody.
+CONTROL_PREFIXES = ("/appliance/", "/gateway/", "/scale_elastic_ep", "/is_scaling_elastic_ep")
 RETRY_SECONDS = 5
 
 

@@ -46,8 +46,8 @@ class Serving:
 
     phase: str
     phases: tuple[str, ...]
-    since: float
-    expected_load_seconds: float
+    since: float | None = None
+    expected_load_seconds: float | None = None
     ready_after_seconds: float | None = None
 
 

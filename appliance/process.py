@@ -73,12 +73,16 @@ def identity(pid: int) -> str | None:
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
-        boot = _BOOT_ID.read_text().strip()
+        boot = _boot()
     except OSError:
         return None
     # The command's name may hold spaces and brackets: count from the last one.
     fields = text.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else f"{boot}:{fields[19]}"
+
+
+def _boot() -> str:
+    return _BOOT_ID.read_text().strip()
 
 
 def is_running(pid: int, expected_identity: str) -> bool:
@@ -100,6 +104,8 @@ def end(
     now = identity(pid)
     if now not in (None, expected_identity):
         return  # the number belongs to somebody else: the group it named is long empty
+    if expected_identity and expected_identity.partition(":")[0] != _boot():
+        return  # before a reboot: a group of that number now has nothing to do with us
     if now is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)

@@ -15,6 +15,10 @@ STEPS = "vllm:iteration_tokens_total_count"
 QUEUED = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
 
+# A look so long after the one before: we did not look. Longer than a poll whose answers time out.
+BLIND_SECONDS = 30.0
+
+
 @dataclass(frozen=True)
 class Sample:
     """One look: when (monotonic seconds), steps so far, requests queued. None: no answer."""
@@ -42,14 +46,23 @@ class Hang:
 
 
 class Watch:
-    """Remembers the last progress. `see` returns a Hang once there has been none for too long."""
+    """Remembers the last progress. `see` returns a Hang once there has been none for too long.
+
+    Where nobody looked for as long, a machine or a container that was paused with all that is in
+    it, an engine had no time to advance either: the clock starts again.
+    """
 
     def __init__(self, hang_seconds: float) -> None:
         self._hang_seconds = hang_seconds
+        self._looked_at: float | None = None
         self._steps: float | None = None
         self._progress_at: float | None = None
 
     def see(self, sample: Sample) -> Hang | None:
+        blind = max(self._hang_seconds, BLIND_SECONDS)
+        if self._looked_at is not None and sample.at - self._looked_at >= blind:
+            self.forget()
+        self._looked_at = sample.at
         answered = sample.steps is not None and sample.queued is not None
         moved = answered and (sample.steps != self._steps or not sample.queued)
         if moved or self._progress_at is None:

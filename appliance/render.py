@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import textwrap
@@ -60,7 +61,14 @@ def as_json(value: object) -> None:
 
 def say(text: str) -> None:
     """A line on stderr: what is happening."""
-    print(text, file=sys.stderr, flush=True)
+    _talk(text + "\n")
+
+
+def _talk(text: str) -> None:
+    # Whoever listened may be gone: a journal that restarts, a terminal that was closed, a `tee`
+    # that was ended. What is being done, serving for one, does not end for that.
+    with contextlib.suppress(OSError):
+        print(text, end="", file=sys.stderr, flush=True)
 
 
 def error(problem: ApplianceError) -> None:
@@ -135,7 +143,7 @@ class Progress:
             if not self._on_terminal:
                 say(f"  {self.what}: {duration(seconds)} so far")
             elif seconds >= BAR_AFTER_SECONDS:
-                print(f"\r\x1b[2K{self._bar(seconds)}", end="", file=sys.stderr, flush=True)
+                _talk(f"\r\x1b[2K{self._bar(seconds)}")
 
     def _bar(self, seconds: float) -> str:
         share = self._share
@@ -204,10 +212,10 @@ class ByteProgress:
         names = [f"{path.rpartition('/')[2]} {d / s:.0%}" for path, d, s in files if s][:3]
         text = f"{self._what}: {text}{'  ' if names else ''}{', '.join(names)}"
         if self._on_terminal:
-            print(f"\r\x1b[2K{text[:120]}", end="", file=sys.stderr, flush=True)
+            _talk(f"\r\x1b[2K{text[:120]}")
         else:
             say(f"  {text}")
 
     def end(self) -> None:
         if self._on_terminal and not self._quiet:
-            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+            _talk("\r\x1b[2K")

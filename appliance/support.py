@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from appliance import durable
 from appliance.errors import ServeError
 from appliance.serve.log import tail
 from appliance.serve.state import Files
@@ -109,8 +110,7 @@ def write(items: list[Item], out: Path) -> int:
             member.size, member.mode = len(raw), 0o600
             archive.addfile(member, io.BytesIO(raw))
     try:
-        out.touch(mode=0o600)
-        out.write_bytes(buffer.getvalue())
+        durable.write_file(out, buffer.getvalue(), mode=durable.OWNER_ONLY)
     except OSError as error:
         raise ServeError(f"cannot write {out}: {error.strerror}") from error
     return len(buffer.getvalue())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import queue
 import signal
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from preflight.trials import TRIALS
 __all__ = ["Live", "Recorded", "Recording", "run_for"]
 OURS = ("/proc/self/", "/sys/fs/cgroup", "/dev/shm", "/.dockerenv", "/run/.containerenv")
 COMMAND_SECONDS = 4
+KILLED_SECONDS = 1  # for a command that was killed to be gone
 TEXT_LIMIT_BYTES = 4 << 20
 PIECE_BYTES = 32 << 10
 
@@ -96,17 +99,31 @@ def _space(live: Live, path: str) -> list[int]:
 
 def _run(live: Live, *argv: str) -> list[Any]:
     """nvidia-smi and docker talk to this machine's driver and daemon, whatever `root` is."""
-    environment = {"PATH": os.defpath + ":/usr/sbin:/sbin:/usr/local/bin", "LC_ALL": "C"}
+    answers: queue.SimpleQueue[subprocess.CompletedProcess[bytes] | Exception] = queue.SimpleQueue()
+    # In a thread that may be left behind: a driver that hangs keeps what asks it, killed or not.
+    asking = threading.Thread(target=lambda: answers.put(_answer_of(argv)), daemon=True)
+    asking.start()
     try:
-        done = subprocess.run(
-            argv, capture_output=True, timeout=COMMAND_SECONDS, env=environment, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise Unreadable(f"{argv[0]} did not answer within {COMMAND_SECONDS} s") from None
-    except OSError as error:
-        raise _reason(error) from error
+        done = answers.get(timeout=COMMAND_SECONDS + KILLED_SECONDS)
+    except queue.Empty:
+        done = subprocess.TimeoutExpired(argv, COMMAND_SECONDS)
+    if isinstance(done, subprocess.TimeoutExpired):
+        raise Unreadable(f"{argv[0]} did not answer within {COMMAND_SECONDS} s") from done
+    if isinstance(done, OSError):
+        raise _reason(done) from done
+    assert isinstance(done, subprocess.CompletedProcess)
     out = done.stdout.decode("utf-8", "replace") + done.stderr.decode("utf-8", "replace")
     return list(Ran(done.returncode, out))
+
+
+def _answer_of(argv: tuple[str, ...]) -> subprocess.CompletedProcess[bytes] | Exception:
+    environment = {"PATH": os.defpath + ":/usr/sbin:/sbin:/usr/local/bin", "LC_ALL": "C"}
+    try:
+        return subprocess.run(
+            argv, capture_output=True, timeout=COMMAND_SECONDS, env=environment, check=False
+        )
+    except (subprocess.TimeoutExpired, OSError) as error:
+        return error
 
 
 def run_for(argv: list[str], seconds: float) -> Ran:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ def require_accuracy(
     *,
     margin: float,
     streams: int = 4,
+    tls: ssl.SSLContext | None = None,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> str:
     """A sentence with the difference; the answers are kept in the folder `after`.
@@ -35,7 +37,7 @@ def require_accuracy(
     frozen = read_task(task, count=len(old.items), seed=old.seed, expected_sha256=old.task_sha256)
     pinned = Pinned.of(frozen, model, old.sampling)
     groups = same_items(old, pinned)
-    now = run_task(after, frozen, pinned, Server(url, key), sys.executable, streams, told)
+    now = run_task(after, frozen, pinned, Server(url, key, tls=tls), sys.executable, streams, told)
     found = compare(scores, now, groups)
     low, high = found.interval
     sentence = (

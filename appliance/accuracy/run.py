@@ -9,8 +9,10 @@ The same files of a reference API are reused offline: comparing needs no second 
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -27,6 +30,7 @@ from appliance.accuracy.tasks import Item, Task
 from appliance.accuracy.tokens import TOP, Tokens, listed
 from appliance.errors import ServeError, UsageError
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 RUN, ANSWERS = "run.json", "answers.jsonl"
 # Reasoning off and greedy: the same question must get the same answer tomorrow.
 SAMPLING: Mapping[str, Any] = {
@@ -78,11 +82,15 @@ class Pinned(BaseModel):
 
 @dataclass(frozen=True)
 class Server:
-    """An OpenAI-compatible chat API, `url` up to /v1."""
+    """An OpenAI-compatible chat API, `url` up to /v1; `tls` as of bench.client.Endpoint.
+
+    On this host it is asked directly: a proxy would see the key, and would ask its own host.
+    """
 
     url: str
     key: str | None
     timeout_seconds: float = 600.0
+    tls: ssl.SSLContext | None = None
 
     def ask(self, model: str, prompt: str, sampling: Mapping[str, Any]) -> dict[str, Any]:
         """answer, finish and output_tokens. Raises ServeError with the server's reason."""
@@ -93,7 +101,7 @@ class Server:
             headers["Authorization"] = f"Bearer {self.key}"
         request = urllib.request.Request(f"{self.url}/chat/completions", body, headers)
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout_seconds) as answer:
+            with self._opener.open(request, timeout=self.timeout_seconds) as answer:
                 found = json.load(answer)
             choice = found["choices"][0]
             return {
@@ -105,8 +113,19 @@ class Server:
         except urllib.error.HTTPError as problem:
             reason = problem.read(300).decode(errors="replace")
             raise ServeError(f"{self.url} answered {problem.code}: {reason}") from problem
-        except (OSError, ValueError, KeyError, IndexError, TypeError) as problem:
+        except (
+            OSError, http.client.HTTPException, ValueError, KeyError, IndexError, TypeError,
+        ) as problem:  # fmt: skip
             raise ServeError(f"{self.url} gave no answer: {problem}") from problem
+
+    @property
+    def _opener(self) -> urllib.request.OpenerDirector:
+        handlers: list[urllib.request.BaseHandler] = []
+        if urlsplit(self.url).hostname in LOOPBACK:
+            handlers.append(urllib.request.ProxyHandler({}))
+        if self.tls is not None:
+            handlers.append(urllib.request.HTTPSHandler(context=self.tls))
+        return urllib.request.build_opener(*handlers)
 
 
 def run_task(

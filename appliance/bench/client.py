@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,13 +29,17 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An OpenAI-compatible server. `extra` goes into every request body as it is."""
+    """An OpenAI-compatible server. `extra` goes into every request body as it is.
+
+    `tls`: what is trusted at an https address; None: what the system trusts.
+    """
 
     url: str
     model: str
     key: str | None = None
     timeout_seconds: float = 600.0
     extra: Mapping[str, Any] = field(default_factory=lambda: {"ignore_eos": True})
+    tls: ssl.SSLContext | None = field(default=None, compare=False, repr=False)
 
     def request(self, messages: list[Message], tokens: int) -> bytes:
         body = json.dumps(
@@ -103,7 +108,10 @@ async def ask(endpoint: Endpoint, messages: list[Message], tokens: int) -> Answe
     try:
         async with asyncio.timeout(endpoint.timeout_seconds):
             transport, protocol = await loop.create_connection(
-                _Pieces, url.hostname, url.port or (443 if secure else 80), ssl=secure or None
+                _Pieces,
+                url.hostname,
+                url.port or (443 if secure else 80),
+                ssl=(endpoint.tls or True) if secure else None,
             )
             seen = protocol.pieces
             sent = time.perf_counter()

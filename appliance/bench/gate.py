@@ -7,6 +7,7 @@ been looked at several times. What cannot be shown to be fast enough does not pa
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,7 @@ def require_speed(
     key: str | None,
     *,
     margin: float = MARGIN,
+    tls: ssl.SSLContext | None = None,
     trace: Path | None = None,
     told: Callable[[Ask, int], None] = lambda ask, number: None,
 ) -> list[str]:
@@ -47,7 +49,7 @@ def require_speed(
     old = Record(before)
     if old.stamp.trace_sha256 is not None and trace is None:
         raise UsageError(f"{before} was measured with a trace", fix="give the same trace file")
-    endpoint = Endpoint(url, model, key, extra=dict(old.stamp.request))
+    endpoint = Endpoint(url, model, key, extra=dict(old.stamp.request), tls=tls)
     stamp = old.stamp.model_copy(
         update={
             "kind": "turns",

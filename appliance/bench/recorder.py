@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import itertools
 import json
+import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,7 +59,9 @@ class Recorder:
         detail = answer.detail if self.with_text else None
         error = None if answer.error is None else {"type": answer.error, "message": detail}
         line = {"metadata": about, "metrics": _metrics(answer), "error": error}
-        with self.file.open("a", encoding="utf-8") as handle:
+        # Whoever may read it knows who worked when, and with text on what.
+        own = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(own, "a", encoding="utf-8") as handle:
             handle.write(json.dumps(line) + "\n")
         self.lines += 1
 

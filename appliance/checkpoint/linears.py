@@ -11,22 +11,33 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from appliance.checkpoint.model import ProjectionShape, Tensor
+from appliance.checkpoint.model import Checkpoint, ProjectionShape, Tensor
 from appliance.errors import CheckpointError
 
 PARTS = frozenset(("trellis", "suh", "svh", "su", "sv", "mcg", "mul1"))
 HADAMARD = 128
-_READ_DENSE = re.compile(r"(?:model\.)?layers\.\d+\.[\w.]*\.wo_a\.trellis")
+HEAD = "head.trellis"
+_READ_DENSE = re.compile(r"(?!mtp)(?:\w+\.)*layers\.(\d+)\.[\w.]*\.(wo_a|kv_b_proj)\.trellis")
 _WIDTHS: dict[int, float] = {16 * k: k for k in range(1, 9)} | {24: 1.5, 40: 2.5, 56: 3.5}
 
 
-def is_made_dense(name: str, model_type: str) -> bool:
-    """Whether the engine makes a matrix dense as it loads, because vLLM's class reads its weight
-    itself: DeepSeek-V4's wo_a, and V4.1's head, which gets no quantisation method."""
-    if not model_type.startswith("deepseek_v4"):
-        return False
-    head = model_type == "deepseek_v41" and name == "head.trellis"
-    return head or _READ_DENSE.fullmatch(name) is not None
+def made_dense(checkpoint: Checkpoint) -> frozenset[str]:
+    """Names of EXL3 trellises of which vLLM's classes take a dense copy as they load.
+
+    DeepSeek-V4 reads the weight of wo_a itself, V4.1's head gets no quantisation method, and
+    latent attention absorbs kv_b_proj.
+    """
+    drafts = {layer.index for layer in checkpoint.layers if layer.draft}
+    v4 = checkpoint.model_type.startswith("deepseek_v4")
+    names = {
+        match[0]
+        for name in checkpoint.tensors
+        if (match := _READ_DENSE.fullmatch(name))
+        and int(match[1]) not in drafts
+        and (v4 or match[2] == "kv_b_proj")
+    }
+    head = checkpoint.model_type == "deepseek_v41" and HEAD in checkpoint.tensors
+    return frozenset(names | ({HEAD} if head else set()))
 
 
 class Linears:

@@ -67,7 +67,7 @@ def run(
         weights_digest=found.weights_digest,
         chat_template_sha256=found.chat_template_sha256,
     )
-    server = Server(found.endpoint.url, found.endpoint.key)
+    server = Server(found.endpoint.url, found.endpoint.key, tls=found.endpoint.tls)
     with render.Progress(f"asking {render.counted(len(frozen.items), 'item')}") as progress:
         scores = run_task(out, frozen, pinned, server, sys.executable, streams, progress.advance)
     render.data(f"{sum(scores.values()) / len(scores):.3f}")

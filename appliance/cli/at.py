@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from appliance import render
+from appliance.cli import options
 from appliance.cli.serving import files_of, supervisor_argv, wishes_of
 from appliance.errors import UsageError
 from appliance.settings import Settings, inherited_environment, read_settings
@@ -50,7 +52,7 @@ def runner_at(at: str | None, chart: Path | None, compose_file: Path) -> Runner:
     from appliance.upgrade.away import Away
 
     place = place_at(at, chart, compose_file, settings)
-    files = Files.of(settings.state_dir / "at" / at.replace(":", "-").replace("/", "-"))
+    files = Files.of(settings.state_dir / "at" / place.folder)
     make_folder(files)
     limit = settings.start_limit_seconds or LIMIT_SECONDS
     world = Away(place, settings.drain_seconds, limit, settings.image_public_key)
@@ -59,7 +61,7 @@ def runner_at(at: str | None, chart: Path | None, compose_file: Path) -> Runner:
 
 def place_at(at: str, chart: Path | None, compose_file: Path, settings: Settings) -> Compose | Helm:
     """Raises UsageError where `at` names no place."""
-    from appliance.serve.kubernetes import Release
+    from appliance.serve.kubernetes import Release, current_context
     from appliance.upgrade.compose import IMAGES, Compose
     from appliance.upgrade.helm import Helm
 
@@ -79,7 +81,9 @@ def place_at(at: str, chart: Path | None, compose_file: Path, settings: Settings
     namespace, slash, release = name.partition("/")
     if kind == "kubernetes" and slash and namespace and release:
         grace = settings.drain_seconds + GRACE_SECONDS
-        return Helm(Release(release, namespace), chart, inherited, grace)
+        # Asked once: an upgrade that takes an hour stays with the cluster that it began in.
+        where = Release(release, namespace, current_context())
+        return Helm(where, chart, inherited, grace)
     raise UsageError(
         f"--at {at} names no place", fix="compose, compose:demo or kubernetes:NAMESPACE/RELEASE"
     )
@@ -90,12 +94,23 @@ def status_at(at: str, compose_file: Path, *, json: bool) -> int:
     place = place_at(at, None, compose_file, read_settings())
     seen = place.look()
     if seen.state != "ready":
-        render.table([("state", seen.state), ("", seen.reason), ("fix", seen.fix)])
+        if json:
+            render.as_json(_not_ready(seen.state, seen.reason, seen.fix))
+        else:
+            render.table([("state", seen.state), ("", seen.reason), ("fix", seen.fix)])
         return 3
     words = ("appliance", "status", *(("--json",) if json else ()))
     code, said = place.inside(words, STATUS_SECONDS)
+    if json:  # what it said on stderr came with it
+        start, end = said.find("{"), said.rfind("}") + 1
+        said = said[start:end] if end else dumps(_not_ready("unknown", said.strip(), None))
     render.lines(said.splitlines())
     return code
+
+
+def _not_ready(phase: str, message: str | None, fix: str | None) -> dict[str, object]:
+    """The names that `status --json` has where it can be asked."""
+    return {"serving": False, "phase": phase, "message": message, "fix": fix}
 
 
 def logs_at(at: str, compose_file: Path, lines: int) -> None:
@@ -120,8 +135,9 @@ def _here(settings: Settings) -> Here:
     return Here(
         files_of(settings),
         wishes_of(settings),
-        lambda spec: supervisor_argv(spec, ignore),
+        supervisor_argv,
         inherited_environment(),
         settings.drain_seconds,
         ignore,
+        options.asked_by(settings),
     )

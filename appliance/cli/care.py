@@ -12,6 +12,7 @@ import typer
 from appliance import render
 from appliance.cli import options
 from appliance.cli.serving import files_of
+from appliance.errors import ServeError
 from appliance.settings import read_settings
 
 
@@ -43,7 +44,11 @@ def support_bundle(
         machine = Path(folder) / "machine"
         with render.Progress("looking at the machine and the appliance"):
             host = options.machine(None, machine)
-            found = local.status(files)
+            found, unknown = None, None
+            try:
+                found = local.status(files)
+            except ServeError as error:  # what is broken is what the bundle is for
+                unknown = str(error)
         report = check(host)
         facts = metrics.Facts(
             host=host,
@@ -57,6 +62,8 @@ def support_bundle(
             "metrics.txt": metrics.page(facts),
             "settings.json": settings.model_dump_json(indent=1) + "\n",
         }
+        if unknown is not None:
+            texts["status.txt"] = unknown + "\n"
         items = support.collect(files, texts, machine)
     for item in items:
         taken = f", {item.redacted} secrets taken out" if item.redacted else ""

@@ -87,18 +87,11 @@ def _launch(settings: Settings, demo: bool, stop: object) -> Launch:
                 "host_share": HOST_SHARE if settings.host_share is None else settings.host_share,
             }
         )
-    policy = options.policy(
-        device=asked.device,
-        streams=asked.streams,
-        context_tokens=asked.context_tokens,
-        tensor_parallel=asked.tensor_parallel,
-        host_share=asked.host_share,
-    )
     return Launch(
         settings=settings,
         files=files,
         model=model,
-        policy=policy,
+        policy=options.asked_by(asked),
         wishes=wishes_of(settings, name=settings.served_name or (DEMO if demo else None)),
         inherited=inherited_environment(),
         say=render.say,

@@ -104,6 +104,7 @@ def _appliance(files: Files, model: str | None, extra: dict[str, bool]) -> Measu
     from appliance.serve import local
     from appliance.serve.client import Client
     from appliance.serve.keys import first_key
+    from appliance.serve.trust import trusting
 
     found = local.status(files)
     if found is None or not found.is_serving:
@@ -120,7 +121,13 @@ def _appliance(files: Files, model: str | None, extra: dict[str, bool]) -> Measu
         return None if now is None else now.state.engine_identity
 
     return Measured(
-        endpoint=Endpoint(f"{state.url}/v1", model or state.served_name, key, extra=extra),
+        endpoint=Endpoint(
+            f"{state.url}/v1",
+            model or state.served_name,
+            key,
+            extra=extra,
+            tls=None if state.certificate is None else trusting(state.certificate),
+        ),
         counters=lambda: _counters(files),
         engine=engine,
         context_tokens=lambda: _context_tokens(

@@ -16,6 +16,7 @@ from appliance.settings import read_settings
 
 if TYPE_CHECKING:
     from appliance.plan.routing import Heat
+    from appliance.settings import Settings
     from preflight import Host
     from preflight.answers import Source
 
@@ -90,6 +91,17 @@ HeatFiles = Annotated[
 def policy(**wishes: Any) -> Policy:
     """The planner's request; what is None is left to the planner's default."""
     return Policy(**{name: value for name, value in wishes.items() if value is not None})
+
+
+def asked_by(settings: Settings) -> Policy:
+    """What the settings alone ask of the planner."""
+    return policy(
+        device=settings.device,
+        tensor_parallel=settings.tensor_parallel,
+        streams=settings.streams,
+        context_tokens=settings.context_tokens,
+        host_share=settings.host_share,
+    )
 
 
 def _asked(

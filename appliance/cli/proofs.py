@@ -35,8 +35,9 @@ class Speed:
 
         server = _serving()
         for line in require_speed(
-            self._before, self.folder / "after", server.url, server.model, server.key
-        ):
+            self._before, self.folder / "after", server.url, server.model, server.key,
+            tls=server.tls,
+        ):  # fmt: skip
             render.say(f"upgrade: {line}")
 
     @property
@@ -64,7 +65,7 @@ class Accuracy:
         after = self.folder / "after"
         line = require_accuracy(
             self._before, after, self.task, server.url, server.model, server.key,
-            margin=NOT_INFERIOR,
+            margin=NOT_INFERIOR, tls=server.tls,
         )  # fmt: skip
         render.say(f"upgrade: {line}")
 

@@ -167,7 +167,11 @@ def supervise_here(spec: ServeSpec) -> int:
 
 @contextmanager
 def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
-    before = {n: signal.signal(n, stop.ask) for n in (signal.SIGTERM, signal.SIGINT)}
+    """SIGTERM, Ctrl-C, and a terminal that goes away, unless nohup has that ignored."""
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {n: signal.signal(n, stop.ask) for n in numbers}
     try:
         yield
     finally:

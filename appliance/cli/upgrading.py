@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,7 +69,8 @@ def run(
     wanted = _wanted(runner, current, release, model, plan, image)
     if signature is not None:
         wanted = wanted.model_copy(update={"image_signature": signature.read_text()})
-    return _told(runner.upgrade(wanted, prove or ()))
+    with steadily():
+        return _told(runner.upgrade(wanted, prove or ()))
 
 
 @group.command("plan")
@@ -119,7 +124,8 @@ def _downtime_here(target: Deployment, drain_seconds: float) -> None:
 @group.command()
 def resume(at: options.At = None, chart: ChartAt = None, compose_file: ComposeAt = COMPOSE) -> int:
     """Finish an upgrade that was cut off by a crash or a power cut."""
-    outcome = runner_at(at, chart, compose_file).resume()
+    with steadily():
+        outcome = runner_at(at, chart, compose_file).resume()
     if outcome is None:
         render.say("no upgrade was cut off")
         return 0
@@ -131,7 +137,8 @@ def rollback(
     at: options.At = None, chart: ChartAt = None, compose_file: ComposeAt = COMPOSE
 ) -> int:
     """Back to what was served before the current deployment."""
-    return _told(runner_at(at, chart, compose_file).rollback())
+    with steadily():
+        return _told(runner_at(at, chart, compose_file).rollback())
 
 
 @group.command()
@@ -173,6 +180,24 @@ def migrate(version: Annotated[int, typer.Argument(help="The version to go to.")
     render.say(f"schema version {version}")
 
 
+@contextmanager
+def steadily() -> Iterator[None]:
+    """Once it is begun: a terminal that goes away changes nothing, and SIGTERM is a Ctrl-C, which
+    is undone like any failure. A second one cuts the undoing off."""
+    before = {
+        signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, signal.default_int_handler),
+    }
+    try:
+        yield
+    except KeyboardInterrupt:
+        render.say("cut off: appliance upgrade resume finishes it")
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _wanted(
     runner: Runner, current: Deployment, release: str, model: Path | None, plan: Path | None,
     image: str | None,
@@ -186,7 +211,8 @@ def _wanted(
             raise UsageError("to what? Give --image, --model or both")
         if plan is not None:
             raise UsageError("a container plans for itself", fix="set APPLIANCE_PLAN there")
-        record = f"{release}-{int(time.time()):x}"
+        # What the chart and .env take as it stands: refused there, the old one would have stopped.
+        record = f"{re.sub('[^A-Za-z0-9.-]', '-', release)}-{int(time.time()):x}"
         return world.place.target(current, release, image, model, record)
     if model is None:
         raise UsageError("which checkpoint? Give --model", fix="--at for a container")

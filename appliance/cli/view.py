@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from preflight import Host, Report
 
 Row = tuple[str, Any]
+SCRAPE_ANSWER_SECONDS = 3.0  # twice that is within Prometheus' usual limit of 10
 
 
 def now_of(found: Status, settings: Settings) -> dict[str, Any]:
@@ -152,15 +154,15 @@ def checkpoint_rows(checkpoint: Checkpoint) -> list[Row]:
     return [*rows, ("all bytes", checkpoint.size_bytes), ("digest", checkpoint.digest)]
 
 
-def serving_facts(state: State | None) -> Serving | None:
-    """A state for /metrics."""
+def serving_facts(state: State | None, *, held: bool = False) -> Serving | None:
+    """A state for /metrics; a failed start that is `held` may have come to none."""
     from typing import get_args
 
     from appliance.metrics import Serving
     from appliance.serve.state import Phase
 
     if state is None:
-        return None
+        return Serving(phase="failed", phases=get_args(Phase)) if held else None
     return Serving(
         phase=state.phase,
         phases=get_args(Phase),
@@ -187,17 +189,22 @@ def metrics_page(
 ) -> str:
     """The text of /metrics; the engine is asked only while it serves."""
     from appliance import metrics
+    from appliance.errors import ServeError
     from appliance.serve import local
     from appliance.serve.state import SERVING
 
     serving = agent.state is not None and agent.state.phase in SERVING and agent.hang is None
-    found = local.status(files) if serving else None
+    found = None
+    if serving:
+        # What the engine does not say must not hide what is known without it.
+        with contextlib.suppress(ServeError):
+            found = local.status(files, SCRAPE_ANSWER_SECONDS)
     return metrics.page(
         metrics.Facts(
             host=host,
             report=report,
             plan=plan,
-            serving=serving_facts(agent.state),
+            serving=serving_facts(agent.state, held=agent.held),
             engine=None if found is None else found.engine,
             exposition=agent.exposition,
             hung=agent.hang is not None,

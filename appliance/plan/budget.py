@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from appliance.checkpoint.linears import is_made_dense
+from appliance.checkpoint.linears import made_dense
 from appliance.checkpoint.model import Checkpoint, MoeLayer
 from appliance.plan.cards import Card
 from appliance.plan.kernel_curve import H200, KernelCurve
@@ -44,7 +44,9 @@ PREFILL_WINDOW = 2
 PREFILL_ROWS = 4096
 # One engine process: interpreter, torch, libraries, its part of the API server.
 HOST_PROCESS_BYTES = {"cuda": 4 * GIB, "cpu": 2 * GIB}
-# Pages of the shard being read stay cached until the reader drops them behind itself.
+# Pages of the shard being read and of the one before stay cached: the reader drops what is farther
+# behind (engine.behind). More than this the kernel takes back by itself where memory is short.
+KEPT_SHARDS = 2
 LOAD_WINDOW_BYTES = 8 * GIB
 ADDRESS_BYTES_PER_EXPERT = 9 * 8
 COUNTER_BYTES = 16  # picks, and where a cache slot is to be filled
@@ -99,13 +101,9 @@ class Demand:
 
     @cached_property
     def dense_weights(self) -> int:
-        """Weights in the EXL3 matrices that are made dense at load, beside their stored form."""
-        model_type = self.checkpoint.model_type
-        return sum(
-            256 * tensor.shape[0] * tensor.shape[1]
-            for name, tensor in self.checkpoint.tensors.items()
-            if is_made_dense(name, model_type)
-        )
+        """Weights of the EXL3 matrices that are made dense at load, beside their stored form."""
+        shapes = [self.checkpoint.tensors[name].shape for name in made_dense(self.checkpoint)]
+        return sum(256 * shape[0] * shape[1] for shape in shapes)
 
     @property
     def on_node(self) -> frozenset[str]:
@@ -125,7 +123,7 @@ def device_lines(demand: Demand, card: Card) -> tuple[LedgerLine, ...]:
     """Everything on the device but the routed experts' trellises."""
     lines = [
         *_dense(demand, card.rank),
-        _made_dense(demand, card.rank),
+        _dense_copies(demand, card.rank),
         *_expert_extras(demand, card.rank),
         *_runtime(demand, card),
     ]
@@ -138,12 +136,12 @@ def host_lines(demand: Demand, card: Card) -> tuple[LedgerLine, ...]:
     tables = sum(share_of(t.size_bytes, rank, ranks) for t in checkpoint.tables)
     process = demand.policy.host_reserve_bytes
     reserve = HOST_PROCESS_BYTES[card.device] if process is None else process
-    window = min(demand.largest_shard_bytes, LOAD_WINDOW_BYTES)
+    window = min(KEPT_SHARDS * demand.largest_shard_bytes, LOAD_WINDOW_BYTES)
     lines = [
         _line(TABLES, "host", tables, "header",
               f"{len(checkpoint.tables)} tables, rows cut over {ranks} ranks", pinned=True),
         _line("load peak", "host", share_of(window, rank, ranks), "formula",
-              "page cache of the shard that is read, at most 8 GiB on the machine"),
+              "page cache of the two shards last read, at most 8 GiB on the machine"),
         _line("engine process and reserve", "host", reserve, "setting"),
     ]  # fmt: skip
     return tuple(line for line in lines if line.size_bytes)
@@ -171,10 +169,10 @@ def _dense(demand: Demand, rank: int) -> Iterator[LedgerLine]:
         yield _line(part.role.replace("_", " "), "device", size, "header", note)
 
 
-def _made_dense(demand: Demand, rank: int) -> LedgerLine:
+def _dense_copies(demand: Demand, rank: int) -> LedgerLine:
     size = share_of(2 * demand.dense_weights, rank, demand.ranks)
     return _line("made dense at load", "device", size, "formula",
-                 "bf16 of EXL3 matrices that the model reads itself")  # fmt: skip
+                 "two bytes a weight of EXL3 matrices that vLLM reads as dense ones")  # fmt: skip
 
 
 def _expert_extras(demand: Demand, rank: int) -> Iterator[LedgerLine]:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from appliance.checkpoint.linears import is_made_dense
+from appliance.checkpoint.linears import made_dense
 from appliance.checkpoint.model import (
     Checkpoint,
     DensePart,
@@ -158,8 +158,9 @@ class Outline(Strict):
 
 def _matrices(checkpoint: Checkpoint) -> Iterator[Matrices]:
     experts = tuple(f"{layer.prefix}." for layer in checkpoint.layers)
+    dense_too = made_dense(checkpoint)
     found = Counter(
-        (tensor.shape, is_made_dense(name, checkpoint.model_type))
+        (tensor.shape, name in dense_too)
         for name, tensor in checkpoint.tensors.items()
         if name.endswith(".trellis") and not name.startswith(experts)
     )
@@ -171,7 +172,7 @@ def _matrices(checkpoint: Checkpoint) -> Iterator[Matrices]:
 
 def _matrix_name(number: str, dense: bool) -> str:
     """A name that says of a matrix what its own would."""
-    return f"layers.0.matrices.{number}.{'wo_a' if dense else 'matrix'}.trellis"
+    return f"layers.0.matrices.{number}.{'kv_b_proj' if dense else 'matrix'}.trellis"
 
 
 def _layer(layer: MoeLayer) -> Layer:

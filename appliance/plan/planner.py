@@ -32,7 +32,7 @@ from appliance.plan.refuse import (
 )
 from appliance.plan.request import Policy
 from appliance.plan.room import refuse_short_host
-from appliance.plan.routing import Heat
+from appliance.plan.routing import Counts, Heat
 from appliance.plan.slots import host_rooms
 from preflight.host import Host
 from preflight.identity import host_digest
@@ -180,18 +180,39 @@ def _cache_rules(
     rules = CacheRules()
     if heat is None:
         return rules
-    homes: dict[int, Homes] = {}
-    for rank in ranks:
-        for mine in rank.layers:
-            before = homes.get(mine.layer, Homes((), (), ()))
-            homes[mine.layer] = Homes(
-                tuple(mine.device_experts.union(before.device)),
-                tuple(mine.slot_experts.union(before.slots)),
-                tuple(mine.host_experts.union(before.host)),
-            )
     pools = {la.index: demand.block_bytes(la) for la in demand.layers} if rules.pooled else None
-    share = promised_cold_share(heat, homes, pools)
+    # Each rank holds its own cold picks against the promise: the one with most must keep it.
+    share = max(
+        promised_cold_share(
+            _picked_on(rank, heat) if demand.expert_parallel else heat, _homes(rank), pools
+        )
+        for rank in ranks
+    )
     return rules.model_copy(update={"promised_cold_share": round(share, 6)})
+
+
+def _homes(rank: RankPlan) -> dict[int, Homes]:
+    return {
+        mine.layer: Homes(
+            tuple(sorted(mine.device_experts)),
+            tuple(sorted(mine.slot_experts)),
+            tuple(sorted(mine.host_experts)),
+        )
+        for mine in rank.layers
+    }
+
+
+def _picked_on(rank: RankPlan, heat: Heat) -> Heat:
+    """The picks of experts that this rank has: all that it counts under expert parallelism."""
+    mine = {place.layer: place.device_experts | place.host_experts for place in rank.layers}
+
+    def cut(part: Counts) -> Counts:
+        return {
+            layer: tuple(n if e in mine.get(layer, ()) else 0.0 for e, n in enumerate(row))
+            for layer, row in part.items()
+        }
+
+    return Heat(cut(heat.counts), {name: cut(part) for name, part in heat.topics.items()})
 
 
 def _model_facts(checkpoint: Checkpoint) -> ModelFacts:

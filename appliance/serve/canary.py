@@ -16,7 +16,7 @@ LIMIT_SECONDS = 120.0
 
 def ask_twice(host: str, port: int, keys: Path, certificate: Path | None = None) -> int:
     """How many tokens both answers had. Raises CheckFailed with what was not as it must be."""
-    client = Client(host, port, first_key(keys), certificate, LIMIT_SECONDS)
+    client = Client(host, port, first_key(keys), certificate, LIMIT_SECONDS, dated=True)
     name = client.get("/v1/models")["data"][0]["id"]
     first, second = (_answer(client, name) for _ in range(2))
     if not first["usage"]["completion_tokens"]:

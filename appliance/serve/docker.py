@@ -151,9 +151,9 @@ def logs(name: str, lines: int, *, follow: bool) -> Iterator[str]:
             yield from (line.decode("utf-8", "replace") for line in whole)
 
 
-def inside(name: str, argv: Sequence[str]) -> tuple[int, str]:
-    """Exit code and output of a command in the running container."""
-    with _client(timeout_seconds=ONCE_SECONDS) as client:
+def inside(name: str, argv: Sequence[str], limit_seconds: float) -> tuple[int, str]:
+    """Exit code and output of a command in the running container, silent for so long at most."""
+    with _client(timeout_seconds=limit_seconds) as client:
         done = client.containers.get(name).exec_run(list(argv))
         return int(done.exit_code), done.output.decode("utf-8", "replace")
 

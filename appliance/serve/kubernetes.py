@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from appliance.errors import ServeError, UsageError
-from appliance.serve.pods import Found, explain, once_pod, refusal, unscheduled, waiting_reason
+from appliance.serve.pods import (
+    Found,
+    explain,
+    explain_install,
+    once_pod,
+    refusal,
+    unscheduled,
+    waiting_reason,
+)
 
 CONTAINER = "appliance"
 LIMIT_SECONDS = 30
@@ -32,12 +40,29 @@ class Release:
 
     @property
     def selector(self) -> str:
-        return f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component=appliance"
+        return self.part("appliance")
+
+    def part(self, component: str) -> str:
+        return f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component={component}"
+
+
+def current_context() -> str | None:
+    """The context that kubectl would use now. None where none can be read: a look says why."""
+    try:
+        import kubernetes
+    except ImportError:
+        return None
+    try:
+        return str(kubernetes.config.list_kube_config_contexts()[1]["name"])
+    except (kubernetes.config.ConfigException, KeyError, TypeError):
+        return None
 
 
 def status(release: Release) -> Found:
     """How the release is. Raises ServeError where it is not there or nobody may look."""
     with _client(release) as (core, apps, plain):
+        if not _deployments(apps, release) and (stopped := _install(core, plain, release)):
+            return stopped
         deployment = _deployment(apps, release)
         listed = core.list_namespaced_pod(
             release.namespace, label_selector=release.selector, _request_timeout=LIMIT_SECONDS
@@ -92,12 +117,22 @@ def inside(release: Release, argv: Sequence[str], limit_seconds: float) -> tuple
             container=CONTAINER, command=list(argv), stdout=True, stderr=True,
             _preload_content=False,
         )  # fmt: skip
+        return verdict(session, argv, limit_seconds)
+
+
+def verdict(session: Any, argv: Sequence[str], limit_seconds: float) -> tuple[int, str]:
+    """Exit code and output of an exec's session. Raises ServeError where it ends without a code."""
+    try:
         session.run_forever(timeout=limit_seconds)
-        if session.is_open():
-            session.close()
-            raise ServeError(f"{' '.join(argv)} did not end within {limit_seconds:.0f} s")
         code = session.returncode  # before the output: reading that throws the verdict away
-        return int(code), str(session.read_all())
+    except Exception as error:
+        # Of a container that goes meanwhile the client says nothing of its own: it stumbles over
+        # the status that did not come (TypeError, KeyError), or over the connection.
+        raise ServeError(f"{' '.join(argv)}: the container was gone before it ended") from error
+    if code is None:
+        session.close()
+        raise ServeError(f"{' '.join(argv)} did not end within {limit_seconds:.0f} s")
+    return int(code), str(session.read_all())
 
 
 def once(release: Release, image: str, argv: Sequence[str], *, state: bool) -> tuple[str, str]:
@@ -123,12 +158,16 @@ def _ended(core: Any, plain: Any, release: Release, name: str) -> tuple[str, str
     deadline = time.monotonic() + ONCE_SECONDS
     pod: Any = {"status": {}}
     while time.monotonic() < deadline:
-        pod = plain(core.read_namespaced_pod(name, release.namespace))
+        pod = plain(
+            core.read_namespaced_pod(name, release.namespace, _request_timeout=LIMIT_SECONDS)
+        )
         phase = pod["status"].get("phase")
         if refused := refusal(pod):
             raise ServeError(refused, fix="kubectl describe node says what is taken there")
         if phase in ("Succeeded", "Failed"):
-            text = core.read_namespaced_pod_log(name, release.namespace)
+            text = core.read_namespaced_pod_log(
+                name, release.namespace, _request_timeout=LIMIT_SECONDS
+            )
             if phase == "Succeeded":
                 digest = pod["status"]["containerStatuses"][0].get("imageID") or ""
                 return str(text), digest.rpartition("@")[2].rpartition("//")[2]
@@ -141,12 +180,33 @@ def _ended(core: Any, plain: Any, release: Release, name: str) -> tuple[str, str
     raise ServeError(f"a pod with that image did not end within {ONCE_SECONDS:.0f} s{why}")
 
 
-def _deployment(apps: Any, release: Release) -> Any:
-    found = apps.list_namespaced_deployment(
+def _install(core: Any, plain: Any, release: Release) -> Found | None:
+    """Of a release that has only got as far as its preflight, which runs before all else."""
+    listed = core.list_namespaced_pod(
+        release.namespace, label_selector=release.part("preflight"), _request_timeout=LIMIT_SECONDS
+    )
+    pods = plain(listed)["items"]
+    log = ""
+    if failed := [pod for pod in pods if pod["status"].get("containerStatuses")]:
+        newest = max(failed, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+        if newest["status"].get("phase") == "Failed":
+            log = core.read_namespaced_pod_log(
+                newest["metadata"]["name"], release.namespace, _request_timeout=LIMIT_SECONDS
+            )
+    events = core.list_namespaced_event(release.namespace, _request_timeout=LIMIT_SECONDS)
+    return explain_install(release.name, pods, str(log), plain(events)["items"])
+
+
+def _deployments(apps: Any, release: Release) -> list[Any]:
+    return list(apps.list_namespaced_deployment(
         release.namespace,
         label_selector=f"app.kubernetes.io/instance={release.name}",
         _request_timeout=LIMIT_SECONDS,
-    ).items
+    ).items)  # fmt: skip
+
+
+def _deployment(apps: Any, release: Release) -> Any:
+    found = _deployments(apps, release)
     if len(found) != 1:
         raise ServeError(
             f"there is no release {release.name} of the chart in namespace {release.namespace}",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from appliance import process
 from appliance.errors import ServeError
@@ -29,6 +30,7 @@ from appliance.serve.state import (
 )
 
 TICK_SECONDS = 0.2
+ANSWER_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,11 @@ def detach(
         time.sleep(TICK_SECONDS)
 
 
-def status(files: Files) -> Status | None:
-    """What runs from this state directory; None where nothing ever did."""
+def status(files: Files, answer_seconds: float = ANSWER_SECONDS) -> Status | None:
+    """What runs from this state directory; None where nothing ever did.
+
+    `answer_seconds`: how long each of two questions waits for the engine.
+    """
     state = read_state(files)
     if state is None:
         return None
@@ -97,7 +102,8 @@ def status(files: Files) -> Status | None:
         return Status(state.model_copy(update={"phase": "failed", "message": _orphaned(state)}))
     if state.phase in ("starting", "proving"):
         return Status(state)
-    client = Client(state.host, state.port, first_key(files.control_key), state.certificate)
+    key = first_key(files.control_key)
+    client = Client(state.host, state.port, key, state.certificate, answer_seconds)
     return Status(state, _ask(client, "/appliance/state"), _ask(client, "/gateway/state"))
 
 
@@ -111,7 +117,8 @@ def stop(files: Files, observe: Callable[[State], None], limit_seconds: float) -
         return None
     if not state.supervisor_is_running:
         return _end_orphan(files, state)
-    os.kill(state.supervisor_pid, signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):  # it ended just now
+        os.kill(state.supervisor_pid, signal.SIGTERM)
     deadline = time.monotonic() + limit_seconds
     while state.supervisor_is_running:
         if time.monotonic() > deadline:
@@ -126,19 +133,36 @@ def stop(files: Files, observe: Callable[[State], None], limit_seconds: float) -
 
 
 def log_lines(path: Path, lines: int, *, follow: Callable[[], bool]) -> Iterator[str]:
-    """The last lines of a log, then new ones as they come for as long as `follow()` says so."""
+    """The last lines of a log, then new ones as they come for as long as `follow()` says so.
+
+    Also those of the file that takes this one's place: an engine that is started again has its own.
+    """
     if not path.exists():
         raise ServeError(f"there is no log at {path}", fix="start one with `appliance up`")
-    with path.open("rb") as file:
-        yield from tail(path, lines)
+    file, rest = path.open("rb"), b""
+    try:
         file.seek(0, os.SEEK_END)
-        rest = b""
+        yield from tail(path, lines)
         while follow():
             rest += file.read()
             *whole, rest = rest.split(b"\n")
             yield from (line.decode("utf-8", errors="replace") for line in whole)
-            if not whole:
-                time.sleep(TICK_SECONDS)
+            if whole:
+                continue
+            if _is_another(path, file):
+                file.close()
+                file, rest = path.open("rb"), b""
+            time.sleep(TICK_SECONDS)
+    finally:
+        file.close()
+
+
+def _is_another(path: Path, file: BinaryIO) -> bool:
+    try:
+        now, followed = path.stat(), os.fstat(file.fileno())
+    except FileNotFoundError:
+        return False  # between the old log's new name and the new log
+    return (now.st_dev, now.st_ino) != (followed.st_dev, followed.st_ino)
 
 
 def _orphaned(state: State) -> str:

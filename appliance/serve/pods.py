@@ -5,6 +5,7 @@ The arguments are the API's own JSON.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from preflight.counted import counted
 
 Json = Mapping[str, Any]
 RECORD = "APPLIANCE_RECORD"
+STOPPED = "the install was stopped by its preflight"
 UNPULLED = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 
 
@@ -55,6 +57,44 @@ def explain(deployment: Json, pods: Sequence[Json], events: Sequence[Json]) -> F
         restarts=first.get("restartCount", 0),
         record=_record(pod),
     )
+
+
+def explain_install(
+    release: str, pods: Sequence[Json], log: str, events: Sequence[Json]
+) -> Found | None:
+    """How the chart's preflight is, before there is a deployment. None where nothing is left of it.
+
+    `pods`: the preflight's; `log`: of the newest. A pod that never ran goes with its Job's
+    deadline: what is left of it are events.
+    """
+    if pods:
+        pod = max(pods, key=lambda one: str(one["metadata"].get("creationTimestamp")))
+        name, node = pod["metadata"]["name"], pod["spec"].get("nodeName")
+        if pod["status"].get("phase") != "Failed":
+            first = (pod["status"].get("containerStatuses") or [{}])[0]
+            state, reason, fix = _judged(pod, first)
+            state = "starting" if state == "ready" else state
+            words = f"the install waits for its preflight: {reason or 'it is running'}"
+            return Found(state, words, fix, name, node, None, 0)
+        errors = [line for line in log.splitlines() if line.startswith("error: ")]
+        fixes = [line for line in log.splitlines() if line.startswith("  fix: ")]
+        why = refusal(pod) or (errors[-1] if errors else " ".join(log.split()[-40:]))
+        fix = fixes[-1].removeprefix("  fix: ") if fixes else "correct it, then helm uninstall"
+        return Found(
+            "failed", f"{STOPPED}: {why.removeprefix('error: ')}", fix, name, node, None, 0
+        )
+    said = [str(event.get("message")) for event in events if _is_of_preflight(event, release)]
+    if not said:
+        return None
+    scheduler = [words for words in said if "nodes are available" in words]
+    words = (scheduler or said)[-1]
+    return Found("failed", f"{STOPPED}: {words}", _scheduling_fix(words), None, None, None, 0)
+
+
+def _is_of_preflight(event: Json, release: str) -> bool:
+    name = str((event.get("involvedObject") or {}).get("name") or "")
+    ours = re.fullmatch(rf"{re.escape(release)}(-[a-z0-9-]+)?-preflight(-[a-z0-9]+)?", name)
+    return ours is not None and event.get("type") == "Warning"
 
 
 def waiting_reason(pod: Json) -> str | None:

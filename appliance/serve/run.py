@@ -18,6 +18,9 @@ from appliance.serve.spec import ServeSpec
 from appliance.serve.state import SERVING, Phase, State, write_state
 
 TICK_SECONDS = 0.2
+REWRITE_SECONDS = 5.0
+# An engine that answers people is not ended because of the file that says so.
+GOES_ON_UNWRITTEN: tuple[Phase, ...] = (*SERVING, "draining", "stopping")
 T = TypeVar("T")
 
 
@@ -46,13 +49,25 @@ class Run:
     child: subprocess.Popen[bytes] | None = None
     started: float = field(default_factory=time.monotonic)
     note: str | None = None  # written by the thread that proves, told by the one that ticks
+    unwritten_at: float | None = None  # when the state file was last found unwritable
 
     def become(self, phase: Phase, message: str | None = None, **changes: object) -> None:
+        """Raises ServeError where the state cannot be written; not once requests are taken."""
         since = self.state.since if phase == self.state.phase else time.time()
         update = {"phase": phase, "since": since, "message": message, **changes}
         self.state = self.state.model_copy(update=update)
-        write_state(self.spec.files, self.state)
+        self._write()
         self.observe(self.state)
+
+    def _write(self) -> None:
+        try:
+            write_state(self.spec.files, self.state)
+        except ServeError:
+            if self.state.phase not in GOES_ON_UNWRITTEN:
+                raise
+            self.unwritten_at = time.monotonic()
+        else:
+            self.unwritten_at = None
 
     def tick(self) -> None:
         """Between polls: raises ServeError where the engine has died, Stopped where asked to."""
@@ -69,6 +84,8 @@ class Run:
             raise Stopped
         if self.note is not None and self.note != self.state.message:
             self.become(self.state.phase, self.note)
+        if self.unwritten_at is not None and time.monotonic() - self.unwritten_at > REWRITE_SECONDS:
+            self._write()
         self.observe(self.state)
         time.sleep(TICK_SECONDS)
 

@@ -14,7 +14,8 @@ from appliance.plan.model import Plan
 from appliance.serve.state import Files
 
 # Inherited variables that would open or close doors behind the gateway's back.
-REMOVED_VARIABLES = ("VLLM_API_KEY", "VLLM_SERVER_DEV_MODE", "VLLM_DEBUG_LOG_API_SERVER_RESPONSE")
+REMOVED_VARIABLES = ("VLLM_API_KEY", "VLLM_SERVER_DEV_MODE", "VLLM_DEBUG_LOG_API_SERVER_RESPONSE",
+                     "VLLM_ALLOW_RUNTIME_LORA_UPDATING")  # fmt: skip
 
 # A start is imports and process launches, then one pass over the weights, then pinning.
 ENGINE_START_SECONDS = 40.0  # the CPU engine over HTTP takes 30 to 60 s to ready (ENGINE.md)

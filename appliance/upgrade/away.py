@@ -127,7 +127,14 @@ class Away:
         started = placed = time.monotonic()
         seen = Seen("starting")
         while (now := time.monotonic()) - started < self.limit_seconds:
-            seen = self.place.look()
+            try:
+                seen = self.place.look()
+            except ServeError:
+                # A cluster or a daemon that restarts says nothing of what it runs: asked again.
+                if now - placed > PENDING_SECONDS:
+                    raise
+                time.sleep(TICK_SECONDS)
+                continue
             if seen.state != "pending":
                 placed = now
             elif now - placed > PENDING_SECONDS:

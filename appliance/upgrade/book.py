@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from appliance.errors import ServeError, UsageError
 from appliance.serve.state import write_aside
 
+BOOK = "deployments.json"
 KEPT = 50  # upgrades remembered
 
 

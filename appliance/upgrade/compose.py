@@ -6,14 +6,14 @@ starts the same deployment.
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance import process
+from appliance import durable, process
 from appliance.errors import ServeError, UsageError
 from appliance.serve import docker
-from appliance.serve.state import write_aside
 from appliance.settings import PREFIX
 from appliance.upgrade.away import Seen
 from appliance.upgrade.book import Deployment
@@ -37,6 +37,11 @@ class Compose:
     @property
     def env_file(self) -> Path:
         return self.file.with_name(".env")
+
+    @property
+    def folder(self) -> Path:
+        """Of its record: projects of other folders have services of the same names."""
+        return Path("compose", self.project, self.service)
 
     def served(self) -> Deployment:
         """What runs now. Raises UsageError where nothing is ready."""
@@ -63,6 +68,9 @@ class Compose:
         if model is not None:
             settings["APPLIANCE_MODEL"] = str(model)
         _, _, digest = (image or current.image or "").partition("@")
+        if settings.get("APPLIANCE_IMAGE_DIGEST", digest) != digest:
+            # Of another image: the new one would take over what that one compiled.
+            settings["APPLIANCE_IMAGE_DIGEST"] = digest
         return Deployment(
             release=release, image=image or current.image, image_digest=digest or None,
             model=model or current.model, settings=settings,
@@ -91,7 +99,7 @@ class Compose:
         found = docker.composed(self.project, self.service)
         if found is None or not found.running:
             raise ServeError(f"the service {self.service} does not run")
-        return docker.inside(found.id, argv)
+        return docker.inside(found.id, argv, limit_seconds)
 
     def once(self, deployment: Deployment, argv: Sequence[str], *, state: bool) -> tuple[str, str]:
         assert deployment.image is not None
@@ -107,9 +115,7 @@ class Compose:
         return said, asked if asked in known else image_id
 
     def apply(self, deployment: Deployment) -> None:
-        others = [entry for entry in _lines(self.env_file) if not entry.startswith(PREFIX)]
-        ours = [f"{name}={value}" for name, value in sorted(deployment.settings.items())]
-        write_aside(self.env_file, "\n".join([*others, *ours]) + "\n")
+        write_env(self.env_file, deployment.settings)
         self._compose("up", "--detach", "--no-build", self.service)
 
     def halt(self) -> None:
@@ -128,10 +134,34 @@ class Compose:
         argv = ["docker", "compose", "-p", self.project, "-f", str(self.file), *arguments]
         try:
             code, _, said = process.output(argv, environment=kept, limit_seconds=COMPOSE_SECONDS)
+        except TimeoutError as error:
+            raise ServeError(f"docker compose {arguments[0]}: {error}") from error
         except OSError as error:
             raise ServeError(f"docker compose: {error}", fix="install docker compose v2") from error
         if code:
             raise ServeError(f"docker compose {arguments[0]}: {said.strip()[-300:]}")
+
+
+def write_env(path: Path, settings: Mapping[str, str]) -> None:
+    """Exactly these APPLIANCE_* lines; all others, comments too, and the file's mode stay.
+
+    Raises ServeError where it cannot be written.
+    """
+    path = path.resolve()  # where .env is a link, what it leads to is replaced
+    left, lines, mode = dict(settings), [], durable.OWNER_ONLY
+    if path.exists():
+        mode = stat.S_IMODE(path.stat().st_mode)
+        for line in path.read_text(encoding="utf-8").splitlines():
+            name = line.strip().partition("=")[0]
+            if not name.startswith(PREFIX):
+                lines.append(line)
+            elif name in left:
+                lines.append(f"{name}={left.pop(name)}")
+    lines += [f"{name}={value}" for name, value in sorted(left.items())]
+    try:
+        durable.write_file(path, ("\n".join(lines) + "\n").encode(), mode=mode)
+    except OSError as error:
+        raise ServeError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _lines(path: Path) -> list[str]:

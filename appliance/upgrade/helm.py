@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from appliance import process
 from appliance.errors import ServeError, UsageError
@@ -34,25 +35,36 @@ class Helm:
     inherited: Mapping[str, str]
     grace_seconds: float
 
+    @property
+    def folder(self) -> Path:
+        """Of its record. Names of contexts may hold anything, those of addresses for one."""
+        context = quote(self.release.context or "current", safe="")
+        return Path("kubernetes", context, self.release.namespace, self.release.name)
+
     def served(self) -> Deployment:
         """What runs now. Raises UsageError where no revision is deployed."""
-        last = self._history()[-1]
-        values = json.loads(self._helm("get", "values", self.release.name, "--all", "-o", "json"))
+        found = [r for r in self._history() if r["status"] == "deployed"]
+        if not found:
+            raise UsageError(
+                f"no revision of the Helm release {self.release.name} is deployed",
+                fix="helm history says what became of each",
+            )
+        revision = str(found[-1]["revision"])
+        asked = ("get", "values", self.release.name, "--revision", revision, "--all", "-o", "json")
+        values = json.loads(self._helm(*asked))
         return Deployment(
-            release=str(last["app_version"]), image=_image(values),
+            release=str(found[-1]["app_version"]), image=_image(values),
             image_digest=values["image"]["digest"] or None, model=_model(values),
-            settings={"revision": str(last["revision"])},
+            settings={"revision": revision},
         )  # fmt: skip
 
     def target(self, current: Deployment, release: str, image: str | None, model: Path | None,
                record: str) -> Deployment:  # fmt: skip
         """The current deployment with what was asked for."""
         settings = {"APPLIANCE_RECORD": record, "record": record}
-        name, _, digest = (image or "").partition("@")
+        repository, tag, digest = reference(image or "")
         if image is not None:
-            repository, _, tag = name.rpartition(":")
-            settings |= {"image.repository": repository or name, "image.digest": digest,
-                         "image.tag": tag if repository else ""}  # fmt: skip
+            settings |= {"image.repository": repository, "image.digest": digest, "image.tag": tag}
         if model is not None:
             settings["model.path"] = str(model)
         return Deployment(
@@ -82,12 +94,10 @@ class Helm:
         else:
             if self.chart is None:
                 raise UsageError("which chart? Give the new release's with --chart")
-            chosen = {k: v for k, v in deployment.settings.items() if k != "APPLIANCE_RECORD"}
-            values = [word for k, v in chosen.items() for word in ("--set-string", f"{k}={v}")]
             self._helm(
                 "upgrade", self.release.name, str(self.chart), "--reset-then-reuse-values",
                 "--description", _description(deployment), "--history-max", str(KEPT_REVISIONS),
-                *values, *self._forced(),
+                *values_of(deployment), *self._forced(),
             )  # fmt: skip
         kubernetes.scale(self.release, 1)
 
@@ -130,11 +140,28 @@ class Helm:
         limit = HELM_SECONDS + 60
         try:
             code, text, said = process.output(argv, environment=self.inherited, limit_seconds=limit)
+        except TimeoutError as error:
+            raise ServeError(f"helm {arguments[0]}: {error}") from error
         except OSError as error:
             raise ServeError(f"helm: {error}", fix="install Helm 3.14 or newer") from error
         if code:
             raise ServeError(f"helm {arguments[0]}: {(said or text).strip()[-400:]}")
         return text
+
+
+def values_of(deployment: Deployment) -> list[str]:
+    """Helm's arguments for what was asked for. Literal: a path may hold commas and braces."""
+    chosen = {k: v for k, v in deployment.settings.items() if k != "APPLIANCE_RECORD"}
+    return [word for k, v in chosen.items() for word in ("--set-literal", f"{k}={v}")]
+
+
+def reference(image: str) -> tuple[str, str, str]:
+    """Repository, tag and digest of `registry:5000/name:tag@sha256:...`; empty where not given."""
+    name, _, digest = image.partition("@")
+    repository, colon, tag = name.rpartition(":")
+    if not colon or "/" in tag:  # the colon of a registry's port
+        return name, "", digest
+    return repository, tag, digest
 
 
 def _description(deployment: Deployment) -> str:

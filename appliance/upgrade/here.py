@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from appliance.checkpoint.exl3 import read_checkpoint
@@ -19,7 +19,7 @@ from appliance.serve.measured import with_kept_rates
 from appliance.serve.prepare import Request, prepare
 from appliance.serve.spec import ServeSpec, Wishes
 from appliance.serve.state import SERVING, Files, read_state
-from appliance.upgrade.book import Deployment
+from appliance.upgrade.book import BOOK, Deployment, read_book
 from appliance.upgrade.migrate import migrate
 from preflight import Live, check, inspect, plan_needs
 
@@ -28,14 +28,17 @@ STOP_SECONDS = 120.0
 
 @dataclass
 class Here:
-    """`supervisor` makes the command line that supervises a spec in the foreground."""
+    """`supervisor` makes the command line that supervises a spec in the foreground, with the checks
+    whose failure only warns. `policy`: what the planner is asked for a model without a plan.
+    """
 
     files: Files
     wishes: Wishes
-    supervisor: Callable[[ServeSpec], Sequence[str]]
+    supervisor: Callable[[ServeSpec, Sequence[str]], Sequence[str]]
     inherited: Mapping[str, str]
     drain_seconds: float
     ignore: tuple[str, ...] = ()
+    policy: Policy = field(default_factory=Policy)
 
     def served(self) -> Deployment:
         """What runs now, as a deployment. Raises UsageError where nothing does."""
@@ -73,7 +76,7 @@ class Here:
         else:
             # The bytes that the old one holds are not free now, and will be.
             measured = with_kept_rates(host, self.files)
-            made = make_plan(measured, checkpoint, None, Policy())
+            made = make_plan(measured, checkpoint, None, self.policy)
             path = self._plans() / f"{made.digest}.json"
             made.write(path)
         return target.model_copy(update={"plan": path, "plan_digest": made.digest})
@@ -87,15 +90,32 @@ class Here:
     def start(self, deployment: Deployment) -> None:
         if self.serves(deployment):
             return
+        wishes = self._wishes()
         self.stop()
-        request = Request(deployment.model, deployment.plan, Policy(), ignore=self.ignore)
-        spec = prepare(request, self.wishes, self.files).spec
-        local.detach(self.supervisor(spec), spec, self.inherited, lambda state: None)
+        # What has served here serves again, also where `up --ignore` was what let it.
+        known = read_book(self.files.folder / BOOK).current == deployment
+        ignore = None if known else self.ignore
+        request = Request(deployment.model, deployment.plan, self.policy, ignore=ignore)
+        made = prepare(request, wishes, self.files)
+        failed = {one.check for one in made.findings if one.severity == "fail"}
+        argv = self.supervisor(made.spec, sorted({*self.ignore, *failed}))
+        local.detach(argv, made.spec, self.inherited, lambda state: None)
+
+    def _wishes(self) -> Wishes:
+        """Clients find the new one where the old one was, also where `up` was told another place
+        or name than the settings have."""
+        state = read_state(self.files)
+        if state is None:
+            return self.wishes
+        given = state.served_name != state.model.name  # else it follows the model's folder
+        name = state.served_name if given else self.wishes.served_name
+        return replace(self.wishes, host=state.host, port=state.port, served_name=name)
 
     def prove(self, deployment: Deployment) -> None:
         state = read_state(self.files)
         certificate = None if state is None else state.certificate
-        ask_twice(self.wishes.host, self.wishes.port, self.files.keys, certificate)
+        now = self._wishes()
+        ask_twice(now.host, now.port, self.files.keys, certificate)
 
     def serves(self, deployment: Deployment) -> bool:
         state = read_state(self.files)

@@ -9,10 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.errors import ApplianceError, ServeError, UsageError
-from appliance.upgrade.book import Book, Deployment, Upgrade, only_upgrade, read_book, write_book
+from appliance.upgrade.book import (
+    BOOK,
+    Book,
+    Deployment,
+    Upgrade,
+    only_upgrade,
+    read_book,
+    write_book,
+)
 from appliance.upgrade.steps import NAMES, STEPS, Proof, Work, World, serve_previous
 
-BOOK = "deployments.json"
 UNDO_TRIES = 3
 
 
@@ -106,9 +113,11 @@ class Runner:
             end = {"outcome": "committed", "ended": time.time()}
             upgrade = upgrade.model_copy(update=end)
             write_book(self.path, book.closed(upgrade))
-        except Exception as error:  # noqa: BLE001 (whatever it was: the old one must serve)
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 (the old one must serve)
             known = isinstance(error, ApplianceError | OSError)
-            reason = f"{upgrade.step}: {error if known else repr(error)}"
+            stopped = isinstance(error, KeyboardInterrupt)
+            words = "interrupted" if stopped else error if known else repr(error)
+            reason = f"{upgrade.step}: {words}"
             self.tell(f"{reason}; going back to {upgrade.previous.release}")
             failed = {"undoing": True, "reason": reason, "outcome": "running", "ended": None}
             return self._undo(book, upgrade.model_copy(update=failed))

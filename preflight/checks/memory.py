@@ -178,7 +178,7 @@ CHECKS = (
     Check("load-peak-short", AREA, FAIL, load_fits, "available memory >= the peak while loading",
           "the plan: pinned bytes + 8 GiB a rank", "plan with fewer experts on the host"),
     Check("cgroup-memory-short", AREA, FAIL, group_allows,
-          "memory.max of every group above >= the peak of all ranks",
+          "memory.max and memory.high of each group above, less its use, >= the peak of all ranks",
           f"{KERNEL}, control groups", "raise the container's memory limit (--memory, or "
           "resources.limits.memory)", must_see=True),
     Check("swap-in-use", AREA, WARN, swap_unused, "at most 1 GiB of swap in use", "/proc/meminfo",

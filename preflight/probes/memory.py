@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from preflight.answers import Unreadable
 from preflight.host import Limits, Memory
@@ -114,20 +116,54 @@ def _tightest(values: list[int]) -> int | None:
     return min(bounded) if bounded else (UNLIMITED if values else None)
 
 
+class Level(NamedTuple):
+    """One control group: its limit, and what all in it and below it use; None: it does not say."""
+
+    max_bytes: int | None
+    used_bytes: int | None
+    cache_bytes: int | None
+
+    @property
+    def room_bytes(self) -> int:
+        return (self.max_bytes or 0) - (self.used_bytes or 0) + (self.cache_bytes or 0)
+
+
+def _fullest(levels: Sequence[Level], without: int | None) -> dict[str, int | None]:
+    """Of our own group and those above it the one with the least room: a limit counts together
+    with what its own group uses, neighbours' memory included. `without`: where none says one."""
+    limited = [level for level in levels if level.max_bytes not in (None, UNLIMITED)]
+    told = [level for level in levels if level.used_bytes is not None] or [Level(None, None, None)]
+    stated = UNLIMITED if any(level.max_bytes == UNLIMITED for level in levels) else without
+    found = min(limited, key=lambda level: level.room_bytes, default=None)
+    if found is None:
+        found = told[0]._replace(max_bytes=stated)
+    return {
+        "cgroup_memory_max_bytes": found.max_bytes,
+        "cgroup_memory_used_bytes": found.used_bytes,
+        "cgroup_memory_cache_bytes": found.cache_bytes,
+    }
+
+
 def _cgroup_v2(look: Looking) -> dict[str, object] | None:
     groups = _groups(look)
     if "" not in groups or "memory" in groups:
         return None
-    maxima: list[int] = []
+    levels: list[Level] = []
     quotas: list[float] = []
     huge: dict[int, list[int]] = {}
-    own = groups[""].rstrip("/")
     seen = look.names(CGROUP) is not None
-    for path in _upwards(own):
+    for path in _upwards(groups[""]):
         folder = CGROUP + path
-        value = _limit(look.text(f"{folder}/memory.max"))
-        if value is not None:
-            maxima.append(value)
+        # Above memory.high a group is not refused but held up; what is pinned cannot be reclaimed,
+        # so that loading would never end.
+        bounds = [_limit(look.text(f"{folder}/memory.{name}")) for name in ("max", "high")]
+        levels.append(
+            Level(
+                _tightest([bound for bound in bounds if bound is not None]),
+                look.number(f"{folder}/memory.current"),
+                _cache(look, folder, "file"),
+            )
+        )
         quotas += _quota((look.text(f"{folder}/cpu.max") or "").split())
         for name in look.names(folder) or ():
             match = re.fullmatch(r"hugetlb\.(\d+)([KMG]B)\.max", name)
@@ -138,9 +174,7 @@ def _cgroup_v2(look: Looking) -> dict[str, object] | None:
     return {
         "cgroup_version": 2,
         # The root group has no memory.max: seeing it without one means nothing limits us.
-        "cgroup_memory_max_bytes": _tightest([*maxima, *([UNLIMITED] if seen else [])]),
-        "cgroup_memory_used_bytes": look.number(f"{CGROUP}{own}/memory.current"),
-        "cgroup_memory_cache_bytes": _cache(look, f"{CGROUP}{own}", "file"),
+        **_fullest(levels, UNLIMITED if seen else None),
         "cpu_quota": min(quotas, default=None),
         "cgroup_huge_pages_max_bytes": {s: _tightest(v) for s, v in huge.items()} or None,
     }
@@ -164,11 +198,17 @@ def _cgroup_v1(look: Looking) -> dict[str, object]:
     groups = _groups(look)
     if "memory" not in groups:
         return {}
-    maxima = []
+    levels = []
     for path in _upwards(groups["memory"]):
-        value = look.number(f"{CGROUP}/memory{path}/memory.limit_in_bytes")
-        if value is not None:
-            maxima.append(UNLIMITED if value >= NO_LIMIT_V1 else value)
+        folder = f"{CGROUP}/memory{path}"
+        value = look.number(f"{folder}/memory.limit_in_bytes")
+        levels.append(
+            Level(
+                UNLIMITED if value is not None and value >= NO_LIMIT_V1 else value,
+                look.number(f"{folder}/memory.usage_in_bytes"),
+                _cache(look, folder, "total_cache"),
+            )
+        )
     quotas = []
     for path in _upwards(groups.get("cpu", "/")):
         folder = f"{CGROUP}/cpu{path}"
@@ -184,13 +224,7 @@ def _cgroup_v1(look: Looking) -> dict[str, object]:
             huge[size] = UNLIMITED if value >= NO_LIMIT_V1 else value
     return {
         "cgroup_version": 1,
-        "cgroup_memory_max_bytes": _tightest(maxima),
-        "cgroup_memory_used_bytes": look.number(
-            f"{CGROUP}/memory{groups['memory'].rstrip('/')}/memory.usage_in_bytes"
-        ),
-        "cgroup_memory_cache_bytes": _cache(
-            look, f"{CGROUP}/memory{groups['memory'].rstrip('/')}", "total_cache"
-        ),
+        **_fullest(levels, None),
         "cpu_quota": min(quotas, default=None),
         "cgroup_huge_pages_max_bytes": huge or None,
     }

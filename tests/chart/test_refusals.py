@@ -16,9 +16,9 @@ IMPOSSIBLE = [
     (("resources.shmGiB=256",), "/dev/shm counts as memory, set resources.shmGiB lower"),
     (("resources.cpu=7.5",), "only whole CPUs are given for good, set resources.cpu to 8"),
     (("resources.cpu=1",), "set resources.cpu to 4 or more, one for each worker"),
-    (("hugePages.size=1Gi",), "set hugePages.amountGiB to the plan's host bytes"),
-    (("hugePages.amountGiB=8",), "set hugePages.size to 2Mi or 1Gi"),
-    (("hugePages.size=4Ki",), "value must be one of"),
+    (("hugePages.size=2Mi",), "set hugePages.amountGiB to the plan's host bytes"),
+    (("hugePages.amountGiB=8",), "set hugePages.size to 2Mi"),
+    (("hugePages.size=1Gi", "hugePages.amountGiB=64"), "value must be one of"),  # nothing maps them
     (("model.path=/data/model",), "set model.path to a folder under it, such as /models/current"),
     (("store.type=hostPath",), "set store.hostPath to an absolute path on the node"),
     (("store.type=hostPath", "store.hostPath=models"), 'store.hostPath is "models"'),
@@ -59,7 +59,7 @@ def test_there_are_at_least_25_of_them():
         (*CPU, "demo=true"),
         ("gpus.count=8", "resources.cpu=32"),
         ("store.type=hostPath", "store.hostPath=/srv/models"),
-        ("hugePages.size=1Gi", "hugePages.amountGiB=64", "memlock=root"),
+        ("hugePages.size=2Mi", "hugePages.amountGiB=64", "memlock=root"),
         ("apiKeys.existingSecret=mine",),
     ],
 )

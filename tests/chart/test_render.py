@@ -50,6 +50,13 @@ def test_every_manifest_is_valid_for_this_kubernetes(helm, validate, minor, valu
     validate(manifests, f"1.{minor}")
 
 
+def test_a_store_on_the_node_may_have_any_name(helm):
+    values = ("store.type=hostPath", r"store.hostPath=/srv/models\, 3 bits: {a}")
+    spec = only(helm.render(*values), "Deployment")["spec"]["template"]["spec"]
+    (models,) = (volume for volume in spec["volumes"] if volume["name"] == "models")
+    assert models["hostPath"]["path"] == "/srv/models, 3 bits: {a}"
+
+
 def test_only_one_pod_is_ever_asked_for_the_gpus(helm):
     deployment = only(helm.render(), "Deployment")["spec"]
     assert deployment["replicas"] == 1 and deployment["strategy"] == {"type": "Recreate"}
@@ -62,9 +69,9 @@ def test_the_pod_gets_its_gpus_cpus_and_memory_for_good(helm):
 
 
 def test_huge_pages_are_asked_for_and_mounted(helm):
-    pod = appliance(helm.render("hugePages.size=1Gi", "hugePages.amountGiB=64"))
-    assert pod["containers"][0]["resources"]["limits"]["hugepages-1Gi"] == "64Gi"
-    assert {"name": "huge-pages", "emptyDir": {"medium": "HugePages-1Gi"}} in pod["volumes"]
+    pod = appliance(helm.render("hugePages.size=2Mi", "hugePages.amountGiB=64"))
+    assert pod["containers"][0]["resources"]["limits"]["hugepages-2Mi"] == "64Gi"
+    assert {"name": "huge-pages", "emptyDir": {"medium": "HugePages-2Mi"}} in pod["volumes"]
 
 
 def test_the_container_may_do_next_to_nothing(helm):

@@ -3,8 +3,8 @@
 import pytest
 
 from appliance.errors import ServeError, UsageError
-from appliance.serve.kubernetes import Release, _sentence, scale
-from appliance.serve.pods import explain, once_pod, refusal
+from appliance.serve.kubernetes import Release, _sentence, scale, verdict
+from appliance.serve.pods import explain, explain_install, once_pod, refusal
 
 RELEASE = Release("flash", "serving")
 
@@ -112,3 +112,93 @@ def test_no_rights_is_one_sentence_with_the_rights_to_ask_for(status):
     error = _sentence(status, "Forbidden", RELEASE)
     assert isinstance(error, ServeError)
     assert "namespace serving" in error.message and "pods/log" in error.fix
+
+
+class Session:
+    """The kubernetes client's websocket: what its `returncode` does when no status came."""
+
+    def __init__(self, *, status: dict | None, is_open: bool = False) -> None:
+        self.status, self.open, self.closed = status, is_open, False
+
+    def run_forever(self, timeout: float) -> None:
+        pass
+
+    @property
+    def returncode(self) -> int | None:
+        if self.open:
+            return None
+        if self.status["status"] == "Success":
+            return 0
+        return int(self.status["details"]["causes"][0]["message"])
+
+    def close(self) -> None:
+        self.closed = True
+
+    def read_all(self) -> str:
+        return "said"
+
+
+def test_a_command_that_ends_gives_its_code_and_its_words():
+    failed = {"status": "Failure", "details": {"causes": [{"message": "3"}]}}
+    assert verdict(Session(status=failed), ["appliance", "drain"], 5.0) == (3, "said")
+    assert verdict(Session(status={"status": "Success"}), ["appliance"], 5.0) == (0, "said")
+
+
+@pytest.mark.parametrize("status", [None, {"status": "Failure", "message": "container is gone"}])
+def test_a_container_that_goes_while_a_command_runs_in_it_is_a_sentence(status):
+    with pytest.raises(ServeError, match="appliance health: the container was gone before"):
+        verdict(Session(status=status), ["appliance", "health"], 5.0)
+
+
+def test_a_command_that_takes_too_long_is_let_go_with_the_limit():
+    session = Session(status=None, is_open=True)
+    with pytest.raises(ServeError, match="appliance drain did not end within 5 s"):
+        verdict(session, ["appliance", "drain"], 5.0)
+    assert session.closed
+
+
+def checking(phase: str, **status) -> dict:
+    return {
+        "metadata": {"name": "flash-moe-appliance-preflight-x1", "creationTimestamp": "2026"},
+        "spec": {"nodeName": "n"},
+        "status": {"phase": phase, **status},
+    }
+
+
+def test_an_install_that_its_preflight_stopped_says_which_check_and_what_to_change():
+    log = (
+        "preflight: Is this machine good enough?\nerror: preflight failed (exit code 3): "
+        "gpu-count: 0 GPUs, 2 are needed\n  fix: set gpus.count\n"
+    )
+    found = explain_install("flash", [checking("Failed", containerStatuses=[{}])], log, [])
+    assert (found.state, found.fix, found.node) == ("failed", "set gpus.count", "n")
+    assert found.reason == (
+        "the install was stopped by its preflight: preflight failed (exit code 3): "
+        "gpu-count: 0 GPUs, 2 are needed"
+    )
+
+
+def test_an_install_whose_preflight_found_no_node_in_time_quotes_the_scheduler():
+    def event(name: str, message: str) -> dict:
+        return {"type": "Warning", "involvedObject": {"name": name}, "message": message}
+
+    job = "flash-moe-appliance-preflight"
+    events = [
+        event(f"{job}-x1", "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."),
+        event(job, "Job was active longer than specified deadline"),
+        event("flashier-moe-appliance-preflight", "0/1 nodes are available: another release's"),
+    ]
+    found = explain_install("flash", [], "", events)
+    assert found.state == "failed" and "Insufficient nvidia.com/gpu" in found.reason
+    assert "gpus.count" in found.fix
+    assert explain_install("flash", [], "", events[2:]) is None
+
+
+def test_an_install_that_still_waits_for_its_preflight_is_pending_or_starting():
+    waiting = checking("Pending", conditions=[
+        {"type": "PodScheduled", "status": "False", "message": "0/1 nodes: Insufficient cpu"}
+    ])  # fmt: skip
+    found = explain_install("flash", [waiting], "", [])
+    assert found.state == "pending" and "Insufficient cpu" in found.reason
+    running = checking("Running", containerStatuses=[{"ready": True}])
+    assert explain_install("flash", [running], "", []).state == "starting"

@@ -125,6 +125,37 @@ def test_page_cache_of_a_control_group_gives_way() -> None:
     assert "cgroup-memory-short" in {f.check for f in tight.failures}
 
 
+@pytest.mark.parametrize(
+    ("group", "files", "told"),
+    [
+        # A slice is limited, and its other services use most of it.
+        ("/ml.slice/a.service", {
+            "/ml.slice/memory.max": 100 * GIB, "/ml.slice/memory.current": 80 * GIB,
+            "/ml.slice/a.service/memory.max": "max", "/ml.slice/a.service/memory.current": GIB,
+        }, (100 * GIB, 80 * GIB)),
+        # The tightest limit is not the one with the least room.
+        ("/a/b", {
+            "/a/memory.max": 100 * GIB, "/a/memory.current": 90 * GIB,
+            "/a/b/memory.max": 50 * GIB, "/a/b/memory.current": GIB,
+        }, (100 * GIB, 90 * GIB)),
+        # A container that is told the host's path and sees its own group as the root.
+        ("/docker/abc", {"/memory.max": 32 * GIB, "/memory.current": 2 * GIB},
+         (32 * GIB, 2 * GIB)),
+        # systemd's MemoryHigh: no refusal, and no end either.
+        ("/a", {"/a/memory.max": "max", "/a/memory.high": 8 * GIB, "/a/memory.current": GIB},
+         (8 * GIB, GIB)),
+    ],
+)  # fmt: skip
+def test_the_group_with_the_least_room_is_told_with_what_is_used_of_it(group, files, told) -> None:
+    answers = {f"read /sys/fs/cgroup{path}": str(value) for path, value in files.items()}
+    own = {"read /proc/self/cgroup": f"0::{group}", "names /sys/fs/cgroup": ["memory.max"]}
+    no_root = {} if "/memory.max" in files else {
+        "read /sys/fs/cgroup/memory.max": None, "read /sys/fs/cgroup/memory.current": None,
+    }  # fmt: skip
+    limits = host_with(TWO, {**no_root, **own, **answers}).limits
+    assert (limits.cgroup_memory_max_bytes, limits.cgroup_memory_used_bytes) == told
+
+
 def test_measurements_stay_with_a_recording(tmp_path: Path) -> None:
     recording = Recording(Live(), tmp_path)
     inspect(recording)

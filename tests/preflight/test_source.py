@@ -1,6 +1,7 @@
 """One door for every question: live, recording, replay."""
 
 import json
+import subprocess
 import time
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from preflight import source
 from preflight.answers import Source, Unreadable
 from preflight.blank import Blanker
 from preflight.inspect import inspect
@@ -158,3 +160,14 @@ def test_slow_commands_are_waited_for_together() -> None:
     for argv in software.COMMANDS:
         Slow().run(*argv)
     assert together < time.monotonic() - before
+
+
+def test_a_command_that_not_even_a_kill_ends_is_left_behind(monkeypatch) -> None:
+    """As nvidia-smi is, waiting in the kernel for a driver that hangs."""
+    monkeypatch.setattr(source, "COMMAND_SECONDS", 0.2)
+    monkeypatch.setattr(source, "KILLED_SECONDS", 0.2)
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda self: None)
+    began = time.monotonic()
+    with pytest.raises(Unreadable, match=r"sleep did not answer within 0\.2 s"):
+        Live().run("sleep", "3")
+    assert time.monotonic() - began < 1.5

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,10 @@ def free_port() -> int:
 class Container:
     """What `appliance container` is to whoever runs it: variables, a log, signals, an exit code."""
 
-    def __init__(self, folder: Path, *arguments: str, **settings: str) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, before: tuple[str, ...] = (),
+        stderr: int | None = None, **settings: str,
+    ) -> None:  # fmt: skip
         python = folder / "python"
         python.write_text(f'#!/bin/sh\nexec {sys.executable} {STANDIN} "$@"\n')
         python.chmod(python.stat().st_mode | stat.S_IXUSR)
@@ -55,8 +59,8 @@ class Container:
         self.log = folder / "log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "appliance.cli", "container", *arguments],
-                env=environment, stdout=log, stderr=log,
+                [*before, sys.executable, "-m", "appliance.cli", "container", *arguments],
+                env=environment, stdout=log, stderr=stderr or log,
             )  # fmt: skip
 
     def health(self) -> Health | None:
@@ -64,6 +68,14 @@ class Container:
             return ask_agent("127.0.0.1", self.agent_port)
         except ServeError:
             return None
+
+    def metrics(self) -> str:
+        connection = http.client.HTTPConnection("127.0.0.1", self.agent_port, timeout=30)
+        try:
+            connection.request("GET", "/metrics")
+            return connection.getresponse().read().decode()
+        finally:
+            connection.close()
 
     def wait(self, what, seconds: float = 40.0) -> Health:
         deadline = time.monotonic() + seconds
@@ -97,8 +109,8 @@ def model(tmp_path_factory) -> str:
 def container(tmp_path):
     made = []
 
-    def start(*arguments: str, **settings: str) -> Container:
-        made.append(Container(tmp_path, *arguments, **settings))
+    def start(*arguments: str, **how) -> Container:
+        made.append(Container(tmp_path, *arguments, **how))
         return made[-1]
 
     yield start
@@ -122,13 +134,63 @@ def test_it_serves_through_all_four_steps_and_ends_with_0_when_stopped(container
     ]  # fmt: skip
 
 
+def streamed(running: Container, tokens: int) -> Iterator[list[str]]:
+    """A request under way in a thread, and its text once it is over."""
+    got: list[str] = []
+    asked = {**LONG, "max_tokens": tokens}
+
+    def ask() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
+        key = first_key(running.files.keys)
+        connection.request("POST", "/v1/completions", json.dumps(asked),
+                           {"Authorization": f"Bearer {key}"})  # fmt: skip
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            got.append(connection.getresponse().read().decode())
+        connection.close()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    control = Client("127.0.0.1", running.port, first_key(running.files.control_key))
+    while not control.get("/gateway/state")["in_flight"]:
+        time.sleep(0.02)
+    yield got
+    thread.join(60)
+
+
+def test_when_nobody_reads_its_log_any_more_it_serves_on_and_still_drains(container, model):
+    """As where the journal is restarted, or the `tee` behind it is ended."""
+    reading, writing = os.pipe()
+    running = container(MODEL=model, stderr=writing)
+    os.close(writing)
+    threading.Thread(target=lambda: os.read(reading, 1 << 20), daemon=True).start()
+    running.wait_ready()
+    os.close(reading)
+    with contextlib.contextmanager(streamed)(running, 40) as got:
+        assert running.end() == 0
+    assert got and got[0].count("data: {}") == 40
+
+
+def test_a_terminal_that_goes_away_drains_it_and_leaves_no_engine_behind(container, model):
+    running = container(MODEL=model)
+    running.wait_ready()
+    with contextlib.contextmanager(streamed)(running, 40) as got:
+        assert running.end(signal.SIGHUP) == 0
+    assert got and got[0].count("data: {}") == 40
+    assert not read_state(running.files).engine_is_running
+
+
+def test_what_nohup_started_serves_on_when_the_terminal_goes_away(container, model):
+    running = container(MODEL=model, before=("nohup",))
+    running.wait_ready()
+    running.process.send_signal(signal.SIGHUP)
+    time.sleep(1.0)
+    assert running.process.poll() is None and running.health().ready
+
+
 def test_metrics_name_plan_phase_and_findings(container, model):
     running = container(MODEL=model, RELEASE="9.9")
     running.wait_ready()
-    connection = http.client.HTTPConnection("127.0.0.1", running.agent_port, timeout=10)
-    connection.request("GET", "/metrics")
-    text = connection.getresponse().read().decode()
-    connection.close()
+    text = running.metrics()
     assert 'moe_appliance_plan_experts{rank="0",home="host"}' in text
     assert 'moe_appliance_info{release="9.9",image_digest=""} 1' in text
     assert 'moe_appliance_preflight_findings{severity="fail"} 0' in text
@@ -157,6 +219,57 @@ def test_a_failure_that_is_held_stays_up_says_why_and_ends_with_the_code_when_st
     time.sleep(1.0)
     assert running.process.poll() is None
     assert running.end() == 5
+
+
+def test_a_failure_that_is_held_before_there_was_an_engine_is_the_phase_that_alerts_see(container):
+    running = container(MODEL="/nowhere", HOLD_ON_FAILURE="true")
+    running.wait(lambda health: health.body["held"])
+    text = running.metrics()
+    assert 'moe_appliance_phase{phase="failed"} 1\n' in text
+    assert 'moe_appliance_phase{phase="ready"} 0\n' in text
+    assert "\nmoe_appliance_phase_since_seconds " not in text  # unknown is no 0
+
+
+def test_metrics_are_answered_in_time_while_the_engine_is_silent_and_say_nothing_of_before(
+    container, model
+):
+    running = container(MODEL=model, HANG_SECONDS="120")
+    running.wait_ready()
+    deadline = time.monotonic() + 20
+    while "vllm:num_requests_running" not in running.metrics():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    os.kill(read_state(running.files).engine_pid, signal.SIGSTOP)
+    try:
+        while "vllm:num_requests_running" in running.metrics():
+            assert time.monotonic() < deadline + 30
+            time.sleep(0.5)
+        began = time.monotonic()
+        text = running.metrics()
+        assert time.monotonic() - began < 8
+        assert 'moe_appliance_phase{phase="' in text and "moe_appliance_picks_total" not in text
+    finally:
+        os.kill(read_state(running.files).engine_pid, signal.SIGCONT)
+
+
+def test_a_failure_is_held_also_where_its_reason_cannot_be_written(container, tmp_path):
+    (tmp_path / "state" / "failure.json" / "in the way").mkdir(parents=True)
+    running = container(MODEL="/nowhere", HOLD_ON_FAILURE="true")
+    health = running.wait(lambda health: health.body["held"])
+    assert not health.ready and "/nowhere" in health.body["message"]
+    assert running.end() == 5
+    assert "cannot write" in running.log.read_text()
+
+
+def test_a_state_directory_that_cannot_take_the_caches_is_held_like_any_other_failure(
+    container, model, tmp_path
+):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "cache").write_text("a file where a folder should be")
+    running = container(MODEL=model, HOLD_ON_FAILURE="true")
+    health = running.wait(lambda health: health.body["held"])
+    assert health.body["message"].startswith("bind failed: ") and "cache" in health.body["message"]
+    assert running.end() == 6
 
 
 def test_an_unknown_setting_is_wrong_usage_and_suggests_the_right_one(container, model):

@@ -56,6 +56,17 @@ def test_forgetting_starts_the_clock_again():
     assert watch.see(Sample(146, 10, 1)) == Hang(46, 1)
 
 
+def test_a_machine_that_was_paused_for_an_hour_is_no_hang():
+    found = verdicts([(0, 10, 1), (5, 10, 1), (3605, 10, 1), (3610, 11, 1)])
+    assert found == [None] * 4
+    found = verdicts([(0, 10, 1), (3600, None, None), *((t, 10, 1) for t in (3620, 3645, 3666))])
+    assert found == [None, None, None, None, Hang(46, 1)]
+
+
+def test_a_short_limit_is_kept_although_each_look_takes_longer_than_it():
+    assert verdicts([(0, 10, 1), (18, None, None)], 8.0) == [None, Hang(18, None)]
+
+
 def test_the_words_say_how_long_and_how_many_wait():
     assert Hang(47.4, 3).words == (
         "the engine has finished no step for 47 s with 3 requests queued: it hangs"

@@ -84,6 +84,7 @@ def test_text_is_kept_where_it_is_asked_for(tmp_path: Path, timed: Serve) -> Non
         await talk(url)
 
     through(timed(1.0, 1.0), Recorder(file, with_text=True), use)
+    assert file.stat().st_mode & 0o077 == 0  # what people said is theirs
     assert "giraffe" in file.read_text() and "secret-key" not in file.read_text()
 
 

@@ -93,7 +93,9 @@ def test_control_routes_refuse_a_users_key(door):
         await door.admit()
         return await door.client.request(method, path, headers=USER)
 
-    for path in ("/appliance/prove", "/gateway/drain", "/gateway/admit", "/gateway/nothing"):
+    paths = ("/appliance/prove", "/gateway/drain", "/gateway/admit", "/gateway/nothing",
+             "/scale_elastic_ep", "/is_scaling_elastic_ep")  # fmt: skip
+    for path in paths:
         answer = asyncio.run(ask(path))
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "control_key_required")
     assert asyncio.run(door.in_flight()) == 0

@@ -7,7 +7,8 @@ from machines import machine
 from plan_builders import GIB, checkpoint, deepseek_v41_flash, expert, gpu, host, layer
 
 from appliance.checkpoint.model import DensePart, Tensor
-from appliance.plan.budget import Demand, activation_bytes
+from appliance.engine import behind
+from appliance.plan.budget import KEPT_SHARDS, Demand, activation_bytes
 from appliance.plan.explain import ledger_lines, show_lines
 from appliance.plan.kv import kv_cost
 from appliance.plan.model import Plan, RankPlan
@@ -68,20 +69,33 @@ def test_prefill_has_a_ring_of_24_blocks_for_each_size_of_expert_among_the_layer
     assert line.note == "24 blocks of 8,847,360 B and of 6,635,520 B"
 
 
+def test_the_page_cache_of_loading_is_that_of_as_many_shards_as_the_reader_keeps() -> None:
+    assert KEPT_SHARDS == behind.KEPT
+    for shard, kept in ((GIB, 2 * GIB), (3 * GIB, 6 * GIB), (5 * GIB, 8 * GIB)):
+        tensors = {name: Tensor(name, "U8", (shard,), name, 0, shard) for name in "abc"}
+        made = plan(TWO_CARDS, replace(checkpoint(), tensors=tensors), None, Policy())
+        peaks = [i.size_bytes for r in made.ranks for i in r.ledger if i.part == "load peak"]
+        assert peaks == [kept // 2] * 2
+
+
 def test_matrices_made_dense_at_load_take_two_bytes_a_weight_beside_their_stored_form() -> None:
-    """DeepSeek-V4 reads wo_a itself, and V4.1 its head: 4096 x 8192 and 5120 x 129,280 weights."""
+    """DeepSeek-V4 reads wo_a itself, V4.1 its head, latent attention absorbs kv_b_proj: 4096 x
+    8192, 5120 x 129,280 and 512 x 16,384 weights. Layer 2 is a draft layer, which is not loaded."""
     shapes = {"layers.0.attn.wo_a": (256, 512), "layers.1.attn.wo_a": (256, 512),
               "layers.1.attn.wo_b": (512, 320), "mtp.0.attn.wo_a": (256, 512),
-              "head": (320, 8080)}  # fmt: skip
+              "head": (320, 8080), "model.layers.1.self_attn.kv_b_proj": (32, 1024),
+              "model.layers.2.self_attn.kv_b_proj": (32, 1024)}  # fmt: skip
     tensors = {f"{name}.trellis": Tensor(f"{name}.trellis", "I16", (*shape, 48), "a", 0, 0)
                for name, shape in shapes.items()}  # fmt: skip
-    for model_type, weights in (("deepseek_v41", 2 * 4096 * 8192 + 5120 * 129_280),
-                                ("deepseek_v4", 2 * 4096 * 8192), ("deepseek_v3", 0)):  # fmt: skip
-        model = replace(checkpoint(model_type=model_type), tensors=tensors)
+    latent, v4 = 512 * 16_384, 2 * 4096 * 8192
+    layers = (layer(0), layer(1), layer(2, draft=True))
+    for model_type, weights in (("deepseek_v41", latent + v4 + 5120 * 129_280),
+                                ("deepseek_v4", latent + v4), ("deepseek_v3", latent)):  # fmt: skip
+        model = replace(checkpoint(layers, model_type=model_type), tensors=tensors)
         for known in (model, Outline.of(model).checkpoint(model.path)):
             made = plan(TWO_CARDS, known, None, Policy(context_tokens=4096))
             found = [i.size_bytes for r in made.ranks for i in r.ledger if "made dense" in i.part]
-            assert found == [weights] * (2 if weights else 0)  # halves, of two bytes each
+            assert found == [weights] * 2  # halves, of two bytes each
 
 
 def test_the_printed_bytes_add_up_to_the_printed_sums() -> None:

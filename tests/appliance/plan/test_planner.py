@@ -1,5 +1,6 @@
 """plan(): one home per expert, budgets kept, the same bytes every time."""
 
+import random
 import time
 from dataclasses import replace
 
@@ -88,6 +89,35 @@ def test_slots_start_with_the_hottest_of_the_host_and_the_plan_says_what_it_prom
     # Topic a with its own two best slots (1 and 4): nothing of it would be cold.
     assert made.cache is not None and made.cache.promised_cold_share == 0.0
     assert tight(6, heat=heat).cache is None
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_promise_is_one_that_every_rank_can_keep(whole: bool) -> None:
+    """Each rank counts its own cold picks. Behind unequal links, and with whole experts, a promise
+    for all together is broken for good on one of them, whose slots would never rest."""
+    draw = random.Random(3)
+    topics = {name: {i: tuple(int(1000 * draw.random() ** 4) for _ in range(64)) for i in range(3)}
+              for name in "ab"}  # fmt: skip
+    heat = Heat({i: tuple(map(sum, zip(topics["a"][i], topics["b"][i], strict=True)))
+                 for i in range(3)}, topics)  # fmt: skip
+    model = checkpoint(tuple(layer(i, 64, 4, expert(1024, 1024)) for i in range(3)))
+    asked = Policy(host_share=0.5, cache_slots=8, context_tokens=128, expert_parallel=whole,
+                   link_bytes_per_second=(50e9, 15e9))  # fmt: skip
+    made = plan(host((gpu(0), gpu(1)), nodes=1), model, heat, asked)
+    least = []
+    for rank in made.ranks:
+        by_topic = []
+        for counts in topics.values():
+            picks = {p.layer: sum(counts[p.layer][e] for e in p.host_experts | p.device_experts)
+                     for p in rank.layers}  # fmt: skip
+            wanted = {(p.layer, e): counts[p.layer][e] / picks[p.layer]
+                      for p in rank.layers for e in p.host_experts}  # fmt: skip
+            kept = sorted(wanted, key=lambda key: -wanted[key])[: 3 * 8]  # slots of one pool
+            by_topic.append(sum(share for key, share in wanted.items() if key not in kept) / 3)
+        least.append(min(by_topic))
+    assert max(least) > 2 * min(least)
+    assert made.cache is not None
+    assert made.cache.promised_cold_share == pytest.approx(max(least), abs=1e-6)
 
 
 def test_a_layer_that_fits_whole_needs_no_slots() -> None:

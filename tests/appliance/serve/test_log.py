@@ -2,6 +2,7 @@
 
 import pytest
 
+from appliance.serve.local import log_lines
 from appliance.serve.log import cause, exit_words, tail
 
 WORKER = "(Worker pid=14058) ERROR 11-29 16:59:53 [multiproc_executor.py:953] "
@@ -70,3 +71,24 @@ def test_an_end_by_signal_is_named_with_what_usually_sends_it():
     assert exit_words(1) == "exited with status 1"
     assert exit_words(-9).startswith("was ended by SIGKILL; the kernel does that when memory")
     assert exit_words(-11) == "was ended by SIGSEGV"
+
+
+def test_a_followed_log_goes_on_in_the_new_file_when_the_engine_is_started_again(tmp_path):
+    log = tmp_path / "engine.log"
+    log.write_text("old 1\nold 2\n")
+    asked = 0
+
+    def follow() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked < 40
+
+    lines = log_lines(log, 1, follow=follow)
+    assert next(lines) == "old 2"
+    with log.open("a") as file:
+        file.write("old 3\n")
+    assert next(lines) == "old 3"
+    log.replace(tmp_path / "engine.previous.log")
+    log.write_text("new 1\nnew 2\n")
+    assert [next(lines), next(lines)] == ["new 1", "new 2"]
+    assert list(log_lines(log, 1, follow=lambda: False)) == ["new 2"]

@@ -59,3 +59,19 @@ def test_a_process_that_only_has_the_number_of_ours_is_left_alone(parent):
     started, child = parent
     process.end(started.pid, "another boot:1", 0.0)
     assert process.identity(started.pid) is not None and process.identity(child) is not None
+
+
+def test_after_a_reboot_a_group_of_the_same_number_is_left_alone(parent):
+    """Its leader has ended, as those of daemons do: nothing of it has the recorded number."""
+    started, child = parent
+    _, _, start = process.identity(started.pid).partition(":")
+    started.send_signal(signal.SIGKILL)
+    started.wait()
+    process.end(started.pid, f"5c1f1cf5-93bd-4f2b-b3d5-2b9ad2d29e2f:{start}", 0.0)
+    time.sleep(0.3)
+    assert process.identity(child) is not None
+    process.end(started.pid, process.identity(os.getpid()).partition(":")[0] + f":{start}", 0.0)
+    deadline = time.monotonic() + 10
+    while process.identity(child) is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert process.identity(child) is None

@@ -4,15 +4,19 @@ import http.client
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
+from drain_load import FINISHED, ask
 
 from appliance import process
 from appliance.errors import ServeError
+from appliance.serve import run
+from appliance.serve import supervise as supervise_module
 from appliance.serve.client import Client
 from appliance.serve.keys import first_key
-from appliance.serve.state import read_state
+from appliance.serve.state import make_folder, read_state
 from appliance.serve.supervise import StopRequest, supervise
 
 from .conftest import environment
@@ -173,3 +177,65 @@ def test_keys_never_appear_in_arguments_or_logs(supervised):
     assert not [key for key in keys if key in seen]
     for path in (running.spec.files.keys, running.spec.files.control_key, state.log):
         assert path.stat().st_mode & 0o077 == 0
+
+
+def unwritable(files) -> None:
+    """As on a full disk: whatever is written aside cannot take the state file's place."""
+    files.state.unlink()
+    (files.state / "in the way").mkdir(parents=True)
+
+
+def test_a_state_that_cannot_be_written_ends_no_engine_that_serves(
+    supervised, monkeypatch, tmp_path
+):
+    """The disk is full when what the cache learned is to be kept, and this is to be said, too."""
+    monkeypatch.setattr(supervise_module, "EVERY_SECONDS", 0.5)
+    monkeypatch.setattr(run, "REWRITE_SECONDS", 0.2)
+    running = supervised(learned=tmp_path / "learned.json")
+    running.wait_for("ready")
+    files = running.spec.files
+    unwritable(files)
+    deadline = time.monotonic() + 10
+    while not any("was not kept" in (state.message or "") for state in running.told):
+        assert not running.ended and time.monotonic() < deadline, running.ended
+        time.sleep(0.05)
+    assert user(running.spec).post("/v1/completions", COMPLETION)["choices"]
+    (files.state / "in the way").rmdir()
+    files.state.rmdir()
+    while not files.state.exists():
+        assert not running.ended and time.monotonic() < deadline, running.ended
+        time.sleep(0.05)
+    assert read_state(files).phase == "ready" and "was not kept" in read_state(files).message
+
+
+def test_a_state_that_cannot_be_written_cuts_no_request_when_it_is_stopped(supervised):
+    running = supervised()
+    running.wait_for("ready")
+    key = first_key(running.spec.files.keys)
+    got: list[str] = []
+    body = {"prompt": [1], "max_tokens": 40, "stream": True}
+    whole = lambda text: text.count("data: {}") == 40  # noqa: E731
+    spec = running.spec
+    asking = threading.Thread(
+        target=lambda: got.append(ask(spec.host, spec.port, key, body, whole))
+    )
+    asking.start()
+    control = Client(spec.host, spec.port, first_key(spec.files.control_key))
+    while not control.get("/gateway/state")["in_flight"]:
+        time.sleep(0.01)
+    unwritable(spec.files)
+    running.stop.ask()
+    asking.join(30)
+    assert got == [FINISHED]
+    deadline = time.monotonic() + 30
+    while not running.ended and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert running.ended[0].message == "every accepted request finished"
+
+
+def test_without_room_for_the_state_nothing_is_started(standin_spec):
+    make_folder(standin_spec.files)
+    (standin_spec.files.state / "in the way").mkdir(parents=True)
+    one = run.Run(standin_spec, StopRequest(), lambda state: None, run.first_state(standin_spec))
+    with pytest.raises(ServeError, match=r"cannot write .*state\.json"):
+        one.become("starting")

@@ -24,6 +24,7 @@ class Place:
     live: Deployment | None
     broken: tuple[str, ...] = ()
     homeless: tuple[str, ...] = ()
+    unanswered: int = 0  # so many looks at what was applied get no answer
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def served(self) -> Deployment:
@@ -39,6 +40,9 @@ class Place:
         if self.live is None:
             return Seen("stopped")
         record = self.live.settings.get("APPLIANCE_RECORD", "")
+        if self.unanswered and "apply 2" in self.notes:
+            self.unanswered -= 1
+            raise ServeError("the cluster at https://10.0.0.1:6443 does not answer")
         if self.live.image in self.broken:
             return Seen("failed", record, "it ended 3 times, last with exit code 7")
         if self.live.image in self.homeless:
@@ -123,6 +127,27 @@ def test_a_pod_that_finds_no_node_is_not_waited_for_and_the_scheduler_is_quoted(
     ended = runner.upgrade(wanted(place, "r/a:2"))
     assert ended.outcome == "undone" and place.live.release == "1"
     assert "the scheduler: 1 Insufficient cpu" in ended.reason and time.monotonic() - began < 4
+
+
+def test_a_cluster_that_does_not_answer_for_a_moment_is_asked_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(away, "TICK_SECONDS", 0.01)
+    place, runner = deployed(tmp_path)
+    place.unanswered = 20
+    ended = runner.upgrade(wanted(place, "r/a:2"))
+    assert (ended.outcome, ended.reason, place.live.release) == ("committed", None, "2")
+
+
+def test_a_cluster_that_no_longer_answers_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(away, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(away, "PENDING_SECONDS", 0.05)
+    place, runner = deployed(tmp_path)
+    place.unanswered = 10**6
+    began = time.monotonic()
+    with pytest.raises(ServeError, match="does not answer"):
+        runner.upgrade(wanted(place, "r/a:2"))
+    assert time.monotonic() - began < 5
+    place.unanswered = 0
+    assert runner.resume().outcome == "undone" and place.live.release == "1"
 
 
 def test_an_image_of_another_digest_than_asked_for_is_refused(tmp_path):

@@ -1,5 +1,6 @@
 """Upgrades of a supervisor on this host, with real checkpoints and plans and a stand-in engine."""
 
+import dataclasses
 import os
 import shutil
 import socket
@@ -11,16 +12,19 @@ import pytest
 
 from appliance.checkpoint.synth import SynthSpec, synthesize
 from appliance.cli import serving as cli
+from appliance.plan.model import load_plan
 from appliance.plan.request import Policy
 from appliance.serve import local
+from appliance.serve import prepare as prepare_module
 from appliance.serve.client import Client
 from appliance.serve.keys import first_key
 from appliance.serve.prepare import Request, prepare
-from appliance.serve.spec import ServeSpec, Wishes
-from appliance.serve.state import Files
+from appliance.serve.spec import Wishes
+from appliance.serve.state import Files, read_state
 from appliance.upgrade.book import Deployment, read_book
 from appliance.upgrade.here import Here
 from appliance.upgrade.run import BOOK, Runner
+from preflight import Host, inspect
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 STANDIN = REPOSITORY / "tests" / "appliance" / "serve" / "standin.py"
@@ -62,12 +66,9 @@ def runner(tmp_path, models):
         "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'kernels'}",
     }  # fmt: skip
 
-    def supervisor_argv(spec: ServeSpec) -> list[str]:
-        return cli.supervisor_argv(spec, ())
-
-    here = Here(files, wishes, supervisor_argv, inherited, drain_seconds=10.0)
+    here = Here(files, wishes, cli.supervisor_argv, inherited, drain_seconds=10.0)
     spec = prepare(Request(models / "old", None, Policy()), wishes, files).spec
-    local.detach(supervisor_argv(spec), spec, inherited, lambda state: None)
+    local.detach(cli.supervisor_argv(spec, ()), spec, inherited, lambda state: None)
     runner = Runner(here, files.folder)
     runner.adopt(here.served())
     yield runner
@@ -77,7 +78,7 @@ def runner(tmp_path, models):
 def serving(runner: Runner) -> str:
     """The folder of the model that answers now."""
     here = runner.world
-    client = Client("127.0.0.1", here.wishes.port, first_key(here.files.keys))
+    client = Client("127.0.0.1", here._wishes().port, first_key(here.files.keys))
     body = {"model": "x", "prompt": [1], "max_tokens": 2}
     assert client.post("/v1/completions", body)["choices"][0]["token_ids"] == [2, 2]
     found = local.status(here.files)
@@ -91,7 +92,8 @@ class WithoutCanary(Here):
     """The stand-in has no chat route; what is proved here is the way there and back."""
 
     def prove(self, deployment: Deployment) -> None:
-        client = Client(self.wishes.host, self.wishes.port, first_key(self.files.keys))
+        now = self._wishes()
+        client = Client(now.host, now.port, first_key(self.files.keys))
         client.post("/v1/completions", {"model": "x", "prompt": [1], "max_tokens": 1})
 
 
@@ -126,3 +128,43 @@ def test_what_fails_leaves_the_old_model_serving_and_says_at_which_step(
     assert outcome.outcome == "undone"
     assert outcome.reason.startswith(f"{step}: ") and words in outcome.reason
     assert serving(runner) == "old"
+
+
+def test_clients_find_the_new_model_where_and_as_what_the_old_one_was(runner, models):
+    """`up` was told port and name, and the settings have others."""
+    here = runner.world
+    here.__class__ = WithoutCanary
+    local.stop(here.files, lambda state: None, 60.0)
+    named = dataclasses.replace(here.wishes, served_name="flash")
+    spec = prepare(Request(models / "old", None, Policy()), named, here.files).spec
+    local.detach(cli.supervisor_argv(spec, ()), spec, here.inherited, lambda state: None)
+    here.wishes = dataclasses.replace(here.wishes, port=1)
+    here.policy = Policy(streams=3, context_tokens=512)
+    outcome = runner.upgrade(target(models, "new"))
+    assert outcome.outcome == "committed", outcome.reason
+    state = read_state(here.files)
+    assert (state.port, state.served_name, state.model.name) == (spec.port, "flash", "new")
+    plan = load_plan(state.plan)
+    assert (plan.serving.streams, plan.serving.context_tokens) == (3, 512)
+
+
+def test_what_served_although_a_check_failed_serves_again_when_an_upgrade_does_not(
+    runner, models, monkeypatch
+):
+    """`up --ignore shm-small` is not repeated by who upgrades: the new one is refused, not both."""
+    small = lambda source: with_small_shm(inspect(source))  # noqa: E731
+    monkeypatch.setattr(prepare_module, "inspect", small)
+    asked: list[list[str]] = []
+    here = runner.world
+    plain = here.supervisor
+    here.supervisor = lambda spec, ignore: asked.append(list(ignore)) or plain(spec, ignore)
+    outcome = runner.upgrade(target(models, "new"))
+    assert outcome.outcome == "undone"
+    assert outcome.reason.startswith("switch: ") and "shm-small" in outcome.reason
+    assert serving(runner) == "old" and asked == [["shm-small"]]
+
+
+def with_small_shm(host: Host) -> Host:
+    return host.model_copy(
+        update={"limits": host.limits.model_copy(update={"shm_bytes": 64 << 20})}
+    )

@@ -5,6 +5,7 @@ import tarfile
 import pytest
 from machines import FOLDER
 
+from appliance.cli import run
 from appliance.serve.state import Files
 from appliance.support import Redactor, collect, write
 from preflight import Recorded, check, inspect
@@ -56,3 +57,25 @@ def test_a_bundle_replays_as_the_machine_it_was_made_on(files, tmp_path):
     replayed = inspect(Recorded(tmp_path / "bundle" / "machine"))
     original = inspect(Recorded(source))
     assert check(replayed).findings == check(original).findings
+
+
+def test_a_bundle_is_its_owners_alone_also_where_a_file_of_that_name_was_everybodys(
+    files, tmp_path
+):
+    out = tmp_path / "bundle.tar.gz"
+    out.write_text("an older one")
+    out.chmod(0o644)
+    write(collect(files, {}, None), out)
+    assert out.stat().st_mode & 0o077 == 0
+
+
+def test_a_bundle_can_be_made_of_an_appliance_whose_state_cannot_be_read(tmp_path, monkeypatch):
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "state.json").write_text('{"phase": "re')
+    monkeypatch.setenv("APPLIANCE_STATE_DIR", str(state))
+    out = tmp_path / "bundle.tar.gz"
+    assert run(["support-bundle", "--out", str(out)]) == 0
+    with tarfile.open(out) as archive:
+        said = archive.extractfile("bundle/status.txt").read().decode()
+    assert "cannot make sense of the state file" in said

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from file_world import Fault, FileWorld, inject_into_writes, rewrite
 
+from appliance.cli.upgrading import steadily
 from appliance.errors import CheckFailed, ServeError, UsageError
 from appliance.upgrade.book import Book, Deployment, changes, read_book
 from appliance.upgrade.migrate import MIGRATIONS, migrate, version_of
@@ -237,3 +238,44 @@ def test_a_fault_of_our_own_is_undone_like_any_other_failure(tmp_path):
     outcome = Runner(Buggy(tmp_path), tmp_path).upgrade(NEW)
     assert outcome.outcome == "undone" and "TypeError" in outcome.reason
     assert assert_serving_and_recorded(tmp_path).current == OLD
+
+
+@pytest.mark.parametrize("call", ["drain", "stop", "start", "prove"])
+def test_an_upgrade_that_is_interrupted_goes_back_like_one_that_failed(tmp_path, call):
+    deploy(tmp_path)
+
+    class Interrupted(Fault):
+        def meet(self, call: str, place: str) -> None:
+            if (call, place) == (self.call, self.place) and not self.seen:
+                self.seen += 1
+                raise KeyboardInterrupt
+
+    outcome = faulty(tmp_path, Interrupted(call, "interrupt")).upgrade(NEW)
+    step = "switch" if call == "start" else call
+    assert (outcome.outcome, outcome.reason) == ("undone", f"{step}: interrupted")
+    assert assert_serving_and_recorded(tmp_path).current == OLD
+
+
+def test_what_undoes_an_upgrade_may_be_interrupted_too_and_is_taken_up_again(tmp_path):
+    deploy(tmp_path)
+
+    class Twice(Fault):
+        def meet(self, call: str, place: str) -> None:
+            if call in ("prove", "stop") and self.seen < 3 and place == "before":
+                self.seen += 1  # the upgrade's own stop, its proof, and the stop that undoes it
+                if self.seen > 1:
+                    raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        faulty(tmp_path, Twice("", "")).upgrade(NEW)
+    assert faulty(tmp_path, None).resume().outcome == "undone"
+    assert assert_serving_and_recorded(tmp_path).current == OLD
+
+
+def test_a_terminal_that_goes_away_does_not_stop_an_upgrade_and_sigterm_interrupts_it(capsys):
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)
+    with pytest.raises(KeyboardInterrupt), steadily():
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert "appliance upgrade resume" in capsys.readouterr().err
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)) == before
