@@ -23,6 +23,8 @@ group = typer.Typer(
 HERE = Path("plan.json")
 HANGING = 9
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json.")]
+# `explain` and `picture` took it so before it was an argument of theirs, too.
+OldPlan = Annotated[Path | None, typer.Option("--plan", hidden=True)]
 Machine = Annotated[
     Path | None,
     typer.Option("--host", help="Plan for this recorded machine instead.", metavar="DIR"),
@@ -156,13 +158,14 @@ def ledger(plan: PlanPath = HERE) -> None:
 def explain(
     layer: int,
     expert: int,
-    plan: Annotated[Path, typer.Option(help="The plan.", metavar="FILE")] = HERE,
+    plan: PlanPath = HERE,
     heat: options.HeatFiles = None,
+    named: OldPlan = None,
 ) -> None:
     """Where one expert lives, and why."""
     from appliance.plan.explain import explain as explained
 
-    words = explained(plan_in(plan), layer, expert, options.heat(heat))
+    words = explained(plan_in(named or plan), layer, expert, options.heat(heat))
     render.lines(render.wrapped([words], 0))
 
 
@@ -226,13 +229,14 @@ def simulate(
 @group.command()
 def picture(
     file: Annotated[Path, typer.Argument(metavar="FILE.html", help="Where to write the page.")],
-    plan: Annotated[Path, typer.Option(help="The plan.", metavar="FILE")] = HERE,
+    plan: PlanPath = HERE,
     heat: options.HeatFiles = None,
+    named: OldPlan = None,
 ) -> None:
     """One page that needs nothing else: expert map, ledger, speed; with counts, heat beneath."""
     from appliance.plan.picture import page
 
-    drawn = page(plan_in(plan), options.heat(heat))
+    drawn = page(plan_in(named or plan), options.heat(heat))
     with durable.naming(file):
         file.write_text(drawn, encoding="utf-8")
     render.data(str(file))

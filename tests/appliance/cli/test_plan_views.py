@@ -132,3 +132,14 @@ def test_a_full_disk_is_told_with_the_file_that_it_could_not_take(appliance, pla
         f"error: {page}: No space left on device",
         "  fix: free space there, or name a place on another disk",
     ]
+
+
+def test_every_view_of_a_plan_takes_it_as_an_argument_and_the_old_option_still_works(
+    appliance, plan, tmp_path
+):
+    page = tmp_path / "page.html"
+    for command, words in (("explain", (1, 2)), ("picture", (page,))):
+        new = appliance("plan", command, *words, plan)
+        old = appliance("plan", command, *words, "--plan", plan)
+        assert new.code == old.code == 0 and new.out == old.out, new.err
+        assert "[PLAN]" in appliance("plan", command, "--help").out

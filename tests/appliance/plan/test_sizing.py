@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 from machines import machine
-from plan_builders import GIB, checkpoint, deepseek_v41_flash
+from plan_builders import GIB, checkpoint, deepseek_v41_flash, host
 
 from appliance.errors import UnsupportedError, UsageError
 from appliance.plan.sizing import Ask, Load, answer, bytes_from, people, tokens_from, with_bits
@@ -164,3 +164,8 @@ def test_a_machine_that_is_there_gets_the_same_verdict_before_309_gib_are_fetche
     lines = lines_here(FLASH, machine(name), Load())
     assert lines[0].startswith("1. activation") and lines[1].startswith("2. memory")
     assert lines[-1] == f"answer        {answer_}"
+
+
+def test_without_a_gpu_the_verdict_speaks_of_no_card() -> None:
+    text = "\n".join(lines_here(checkpoint(), host(), Load()))
+    assert "GiB of RAM as each rank's device" in text and "on each card" not in text
