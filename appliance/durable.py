@@ -68,8 +68,13 @@ def writing(
     end well, `path` is what it was before.
 
     `alone`: nobody else writes `path` meanwhile. The file aside then has one name, so that the next
-    run takes the place of what a killed one left, which for a large file matters.
+    run takes the place of what a killed one left, which for a large file matters. A device or a
+    pipe, such as /dev/stdout, is written and not replaced.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        with naming(path), path.open("wb") as stream:
+            yield stream
+        return
     aside = path.with_name(f".{path.name[:100]}{ASIDE}") if alone else _aside(path)
     way = os.O_TRUNC if alone else os.O_EXCL
     with naming(path, aside):

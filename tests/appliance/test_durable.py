@@ -100,3 +100,13 @@ def test_a_full_disk_is_told_with_the_name_and_other_errors_are_left_as_they_are
     with pytest.raises(OSError) as said, durable.naming(tmp_path / "page.html"):
         Path("/dev/full").write_bytes(b"page")
     assert said.value.filename == str(tmp_path / "page.html")
+
+
+def test_a_device_is_written_and_not_replaced(tmp_path: Path) -> None:
+    stdout, pipe = tmp_path / "stdout", os.pipe()
+    stdout.symlink_to(f"/proc/self/fd/{pipe[1]}")
+    durable.write_file(stdout, b"{}")
+    os.close(pipe[1])
+    with open(pipe[0], "rb") as read:
+        assert read.read() == b"{}"
+    assert stdout.is_symlink() and names(tmp_path) == {"stdout"}
