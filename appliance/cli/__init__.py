@@ -6,6 +6,7 @@ Exit codes: 0 fine, 1 failed, 2 wrong usage, 3 a check failed, 4 only warnings, 
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -84,6 +85,17 @@ store.register(weights.group)
 weights.group.add_typer(bundles.group, name="bundle")
 app.add_typer(weights.group, name="weights")
 
+_ROOM = "free space there, or name a place on another disk"
+WAYS_OUT = {
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EROFS: "name a place that can be written",
+    errno.EACCES: "name another place, or let this user at it",
+    errno.ENOENT: "make that folder first, or correct the name",
+    errno.EISDIR: "name a file in that folder",
+    errno.ENOTDIR: "name a folder: one on the way to it is a file",
+}
+
 
 def run(arguments: Sequence[str]) -> int:
     """The exit code of one command line; whatever went wrong has been said."""
@@ -108,7 +120,8 @@ def run(arguments: Sequence[str]) -> int:
             raise
         # Said once for every file there is: a full disk, a missing folder, no permission.
         where = f"{problem.filename}: " if problem.filename else ""
-        render.error(ApplianceError(f"{where}{problem.strerror or problem}"))
+        told = f"{where}{problem.strerror or problem}"
+        render.error(ApplianceError(told, fix=WAYS_OUT.get(problem.errno or 0)))
         return 1
     except Exception as problem:
         if debug:

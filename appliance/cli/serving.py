@@ -13,6 +13,7 @@ import typer
 
 from appliance import render
 from appliance.cli import options
+from appliance.cli.planning import own_plan_lines
 from appliance.cli.watch import watched
 from appliance.plan.request import Policy
 from appliance.settings import Settings, inherited_environment, read_settings
@@ -104,6 +105,9 @@ def up(
         prepared = prepare(request, wishes, files_of(settings))
     say_findings(prepared)
     spec = prepared.spec
+    if request.plan_path is None:
+        for line in own_plan_lines(prepared.plan, spec.plan_path, written=not dry_run):
+            render.say(line)
     if dry_run:
         render.data(spec.command())
         return 0
