@@ -148,7 +148,7 @@ def say_where(state: State, engine: Any) -> None:
     command = shlex.quote(program)
     render.say("\nWhere every expert lives, and what was read from there for this one request:")
     render.table(home_rows(engine))
-    render.say(f"\nOne expert, its home and why: {command} plan explain 1 0 --plan {state.plan}")
+    render.say(f"\nOne expert, its home and why: {command} plan explain 1 0 {state.plan}")
     render.say("  (LAYER EXPERT; that file has all of them)")
     render.say(f"It serves on {state.url}/v1 with the key in {state.keys}")
     render.say(f"Stop it: {command} down")

@@ -221,7 +221,7 @@ def test_every_option_says_what_it_is_and_synth_its_defaults():
         (words, option.name)
         for words, command in commands(get_command(app))
         for option in command.params
-        if isinstance(option, typer.core.TyperOption) and not option.help
+        if isinstance(option, typer.core.TyperOption) and not (option.help or option.hidden)
     ]
     assert silent == []
     synth = next(c for words, c in commands(get_command(app)) if words == ("weights", "synth"))
