@@ -16,6 +16,9 @@ The number is the exit code (DESIGN.md). Errors are caught once, in cli.main.
 
 from __future__ import annotations
 
+import shlex
+import sys
+
 
 class ApplianceError(Exception):
     """What went wrong in one sentence; `fix` is what the operator can do about it."""
@@ -65,3 +68,8 @@ class SourceError(WeightsError):
 
 class CheckFailed(ApplianceError):
     exit_code = 3
+
+
+def with_extra(name: str) -> str:
+    """The command that installs an optional part, with the pip of this very Python."""
+    return f"{shlex.quote(sys.executable)} -m pip install 'moe-appliance[{name}]'"

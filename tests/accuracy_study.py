@@ -1,4 +1,4 @@
-"""How often the paired bootstrap interval holds the true difference.
+"""How often the paired interval holds the true difference.
 
 PYTHONPATH=.:tests python -m accuracy_study 10000
 """

@@ -6,6 +6,8 @@ It paces each stream on an absolute schedule and writes the true times (the same
 the client's) into each event, so a client's own delay is the difference. What the request's `model`
 says makes it misbehave: http-429, reset, cut-off, hang, no-usage, empty, bad-json, error-event.
 
+`small` refuses what does not fit in its context, as vLLM does.
+
 `cache` and `no-cache` read a prompt at READ_SECONDS a word (less what the cache holds) before the
 first token, and while they read, tokens of other streams come SLOWER times as far apart.
 """
@@ -95,8 +97,12 @@ async def answer(asked: dict, mood: str, writer: asyncio.StreamWriter) -> bool:
         body = b'{"error": {"message": "too many requests"}}'
         writer.write(b"HTTP/1.1 429 Too Many\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         return False
-    writer.write(HEAD)
     words = [w for m in asked["messages"] for w in str(m["content"]).split()]
+    if mood == "small" and len(words) + asked["max_tokens"] > MODELS["data"][0]["max_model_len"]:
+        body = b'{"error": {"message": "the maximum context length is 4096 tokens"}}'
+        writer.write(b"HTTP/1.1 400 Bad\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        return False
+    writer.write(HEAD)
     known = await read(words, mood == "cache") if mood in ("cache", "no-cache") else None
     count = asked.get("max_tokens") or asked["max_completion_tokens"]
     due = time.perf_counter() + FIRST

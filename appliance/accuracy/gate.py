@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from appliance.accuracy.paired import compare
+from appliance.accuracy.power import require_items
 from appliance.accuracy.run import Pinned, Server, read_run, run_task, same_items
 from appliance.accuracy.tasks import read_task
 from appliance.errors import CheckFailed
@@ -31,9 +32,11 @@ def require_accuracy(
 
     `before`: the folder of an `accuracy run` on the old release; `task`: the file it was made with.
     The same items are asked of what serves at `url` (up to /v1). Raises CheckFailed unless the
-    whole 95 % interval of the difference lies above -`margin`; a run that stopped continues.
+    whole 95 % interval of the difference lies above -`margin`, UsageError where `before` has too
+    few items to show that of equal answers; a run that stopped continues.
     """
     old, scores = read_run(before)
+    require_items(len(old.items), margin)
     frozen = read_task(task, count=len(old.items), seed=old.seed, expected_sha256=old.task_sha256)
     pinned = Pinned.of(frozen, model, old.sampling)
     groups = same_items(old, pinned)

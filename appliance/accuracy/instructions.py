@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from appliance.accuracy.sentences import capital_words, sentences
-from appliance.errors import UnsupportedError, UsageError
+from appliance.errors import UnsupportedError, UsageError, with_extra
 
 Arguments = Mapping[str, Any]
 Check = Callable[[str, Arguments], bool]
@@ -56,7 +56,7 @@ def _language(answer: str) -> str | None:
     except ImportError as problem:
         raise UnsupportedError(
             "this item of IFEval needs to know the language of an answer",
-            fix="pip install 'moe-appliance[accuracy]' (langdetect)",
+            fix=with_extra("accuracy"),
         ) from problem
     DetectorFactory.seed = 0  # else the same text may get another language tomorrow
     try:

@@ -7,25 +7,23 @@ one text), and then groups, not items, are the independent things.
 from __future__ import annotations
 
 import math
-import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
+from appliance.accuracy.intervals import RESAMPLES, Group, bootstrap, paired_interval
 from appliance.errors import UsageError
 from preflight.counted import counted
-
-RESAMPLES = 4000
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class Paired:
-    """B minus A. `interval`: paired bootstrap over groups, 95 %. `standard_error`: over groups.
+    """B minus A. `interval`: 95 %; of single right-or-wrong items Tango's score interval, else a
+    paired bootstrap over groups; never narrower than what so few could have missed (`unseen`).
 
-    `only_a`, `only_b`: items that one got wholly right and the other not. `p_value`: McNemar's
-    exact test on them; None where scores are not all 0 or 1, or where items are grouped.
+    `standard_error`: over groups. `only_a`, `only_b`: items that one got wholly right and the other
+    not. `p_value`: McNemar's exact test on them; None where scores are not all 0 or 1, or where
+    items are grouped.
     """
 
     items: int
@@ -72,18 +70,21 @@ def compare(
     sums = _by_group(ids, of, {i: b[i] - a[i] for i in ids})
     only_a = sum(a[i] == 1.0 > b[i] for i in ids)
     only_b = sum(b[i] == 1.0 > a[i] for i in ids)
-    binary = all(score in (0.0, 1.0) for i in ids for score in (a[i], b[i]))
+    right_or_wrong = all(score in (0.0, 1.0) for i in ids for score in (a[i], b[i]))
+    exact = right_or_wrong and len(sums) == len(ids)
     return Paired(
         items=len(ids),
         groups=len(sums),
         a=statistics.fmean(a.values()),
         b=statistics.fmean(b.values()),
         difference=statistics.fmean(b[i] - a[i] for i in ids),
-        interval=bootstrap(sums, resamples, seed),
+        interval=paired_interval(only_a, only_b, len(ids))
+        if exact
+        else bootstrap(sums, resamples, seed, limits=(-1.0, 1.0)),
         standard_error=_cluster_error(sums),
         only_a=only_a,
         only_b=only_b,
-        p_value=mcnemar(only_a, only_b) if binary and len(sums) == len(ids) else None,
+        p_value=mcnemar(only_a, only_b) if exact else None,
     )
 
 
@@ -94,58 +95,12 @@ def mcnemar(only_a: int, only_b: int) -> float:
     return min(1.0, 2 * tail / (1 << n))
 
 
-def smallest_effect(
-    items: int, discordant: float, *, power: float = 0.8, confidence: float = CONFIDENCE
-) -> float:
-    """The smallest true difference that `items` would show with this power, before any is spent.
-
-    `discordant`: the share of items on which the two are expected to differ, 0 to 1. From the
-    variance of a paired difference, (discordant - d^2) / items (Connor 1987); never above
-    `discordant`, which no difference can exceed.
-    """
-    if items < 1 or not 0 < discordant <= 1:
-        raise UsageError(f"{items} items of which {discordant:g} differ", fix="1 or more; 0 to 1")
-    normal = NormalDist()
-    z2 = (normal.inv_cdf(0.5 + confidence / 2) + normal.inv_cdf(power)) ** 2
-    return min(discordant, math.sqrt(z2 * discordant / (items + z2)))
-
-
-Group = tuple[float, int]  # sum of the differences, number of items
-
-
 def _by_group(ids: Sequence[str], of: Mapping[str, str], delta: Mapping[str, float]) -> list[Group]:
     found: dict[str, Group] = {}
     for i in ids:
         total, count = found.get(of[i], (0.0, 0))
         found[of[i]] = (total + delta[i], count + 1)
     return list(found.values())
-
-
-def bootstrap(
-    sums: Sequence[Group], resamples: int = RESAMPLES, seed: int = 5
-) -> tuple[float, float]:
-    """95 % interval of the mean per item: percentiles of the resampled mean, widened a little.
-
-    `sums`: of each group, the sum and the number of its items. Widened by sqrt(G / (G - 1)):
-
-    A resample of G groups varies less than the true sampling by (G - 1) / G (Efron and Tibshirani
-    1993, ch. 5.6): without this the interval of few groups would be too short.
-    """
-    count = len(sums)
-    if count < 2:
-        raise UsageError("all items belong to one group", fix="two or more independent groups")
-    chance = random.Random(seed)
-    center = sum(total for total, _ in sums) / sum(n for _, n in sums)
-    if all(n == 1 for _, n in sums):
-        totals = [total for total, _ in sums]
-        means = sorted(math.fsum(chance.choices(totals, k=count)) / count for _ in range(resamples))
-    else:
-        drawn = (chance.choices(sums, k=count) for _ in range(resamples))
-        means = sorted(sum(t for t, _ in rows) / sum(n for _, n in rows) for rows in drawn)
-    wider = math.sqrt(count / (count - 1))
-    edge = round((1 - CONFIDENCE) / 2 * resamples)
-    low, high = (center + wider * (mean - center) for mean in (means[edge - 1], means[-edge]))
-    return low, high
 
 
 def _cluster_error(sums: Sequence[Group]) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from appliance.accuracy.paired import bootstrap
+from appliance.accuracy.intervals import bootstrap
 from preflight.counted import counted
 
 TOP = 20
@@ -68,7 +68,11 @@ def compare_tokens(a: Mapping[str, Tokens], b: Mapping[str, Tokens]) -> TokenLev
     sums = [
         [(math.fsum(r[at] for r in rows), len(rows)) for rows in items.values()] for at in (1, 2)
     ]
-    intervals = [bootstrap(each) if len(items) > 1 else None for each in sums]
+    limits = (None, (0.0, 1.0))  # a divergence has no upper one
+    intervals = [
+        bootstrap(each, limits=within) if len(items) > 1 else None
+        for each, within in zip(sums, limits, strict=True)
+    ]
     ranges = []
     for first, end in zip(EDGES, (*EDGES[1:], math.inf), strict=True):
         here = [row for row in every if first <= row[0] < end]

@@ -20,19 +20,16 @@ from typing import Any
 
 from appliance.bench.capacity import Ask
 from appliance.bench.client import Answer
-from appliance.bench.load import feel
+from appliance.bench.load import calibrate, feel
 from appliance.bench.measure import Target, grown
 from appliance.bench.record import Block, Lengths, Record
 from appliance.bench.samples import Sample
 from appliance.bench.text import CHARACTERS_PER_TOKEN, text
-from appliance.errors import ServeError
 
 STREAMS_BESIDE = 3
 ALONE_TURNS = 8  # of each of the three, before the first read
 TWICE_TOKENS = 2048  # of the prompt that is sent twice
 SHORT_TOKENS = 512  # of the prompts that the three decode
-CALIBRATION_TOKENS = 1000
-CALIBRATION_TEXTS = 4
 ROOM = 0.94  # of a length: the text's tokens are known to a few per cent only
 
 
@@ -71,7 +68,7 @@ class _Run:
     samples: list[Sample] = field(default_factory=list)
 
     async def all(self) -> None:
-        self.per_token = await self._calibrate()
+        self.per_token = await calibrate(self.target.endpoint, self._least())
         for number in (1, 2):
             await self._block(f"prefix {number}", 1, partial(self._ask, "twice", self._twice()))
         for tokens in self.lengths.contexts:
@@ -82,25 +79,6 @@ class _Run:
             mark = f"{self.lengths.prefix} {users}"
             await self._block(f"prime {mark}", 1, partial(self._ask, mark, self._prefix()))
             await self._block(f"cached {mark}", users, partial(self._cached, users, mark))
-
-    async def _calibrate(self) -> float:
-        """Characters per token of our text, by this server's count."""
-        tokens = min(CALIBRATION_TOKENS, self._least())
-        characters = counted = 0
-        for turn in range(CALIBRATION_TEXTS):
-            content = text(f"calibration {turn}", tokens)
-            _, sample = await feel(
-                self.target.endpoint, [{"role": "user", "content": content}], 1, role="extra",
-                session="calibration", turn=turn, stream=0, streams=1, block=0, start=0,
-            )  # fmt: skip
-            if not sample.input_tokens:
-                what = sample.detail or "its usage has no prompt_tokens"
-                raise ServeError(
-                    f"the length of a prompt cannot be known: {sample.error or 'no-usage'}: {what}",
-                    fix="a server that reports usage, and a context that holds the shortest length",
-                )
-            characters, counted = characters + len(content), counted + sample.input_tokens
-        return characters / counted
 
     async def _block(self, part: str, streams: int, run: Callable[[], Awaitable[Any]]) -> None:
         if any(block.part == part for block in self.record.blocks):

@@ -11,6 +11,7 @@ from appliance.bench.bounds import quantile
 from appliance.bench.context import STREAMS_BESIDE
 from appliance.bench.record import Block, Record
 from appliance.bench.samples import Sample
+from appliance.errors import CheckFailed
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,18 @@ def at_lengths(record: Record) -> list[AtLength]:
         for tokens in record.stamp.lengths.contexts
         if (good := [s for s in _samples(record, f"context {tokens}") if s.error is None])
     ]
+
+
+def require_lengths(record: Record) -> None:
+    """Raises CheckFailed where a length has no answer that came whole."""
+    assert record.stamp.lengths is not None
+    known = {row.asked_tokens for row in at_lengths(record)}
+    missing = [n for n in record.stamp.lengths.contexts if n not in known]
+    if missing:
+        lengths = ", ".join(f"{n:,}" for n in missing)
+        raise CheckFailed(
+            f"nothing was measured at {lengths} tokens", fix="look at what was counted above"
+        )
 
 
 def beside(record: Record) -> Beside | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from appliance.bench.bounds import quantile
 from appliance.bench.context_report import PrefixCheck, at_lengths, beside, cached, prefix_check
 from appliance.bench.record import Record
-from appliance.bench.samples import problems
+from appliance.bench.samples import problem_lines
 from preflight.counted import counted
 
 
@@ -40,9 +40,7 @@ def context_lines(record: Record) -> Iterator[str]:
             f"{_or(line.first_token_p95, 0, '.3f')} s, {share} from the cache "
             f"({counted(line.turns, 'turn')})"
         )
-    kept = [sample for samples in record.samples.values() for sample in samples]
-    for name, count in problems(kept).items():
-        yield f"counted: {count:,} {name}"
+    yield from problem_lines([s for samples in record.samples.values() for s in samples])
 
 
 def _prefix_line(check: PrefixCheck) -> str:

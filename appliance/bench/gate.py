@@ -14,6 +14,7 @@ from pathlib import Path
 
 from appliance.bench.capacity import Ask
 from appliance.bench.client import Endpoint
+from appliance.bench.load import room_of
 from appliance.bench.measure import Target, measure_turns
 from appliance.bench.ratio import Ratio, p5_ratio
 from appliance.bench.record import Record
@@ -65,7 +66,9 @@ def require_speed(
         think=old.stamp.think,
         trace=None if trace is None else read_trace(trace),
     )
-    target = Target(endpoint, sessions, lambda: None, lambda: None, told)
+    held = old.stamp.context_tokens
+    room = None if held is None else room_of(endpoint, held)
+    target = Target(endpoint, sessions, lambda: None, lambda: None, told, room)
     return [_one(old, new, target, streams, margin) for streams in _levels(old)]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from appliance.bench.capacity import Ask
 from appliance.bench.client import Answer, Endpoint, Message, ask, usage_count
+from appliance.bench.room import Room, next_that_fits
 from appliance.bench.samples import Role, Sample
 from appliance.bench.text import CHARACTERS_PER_TOKEN, text
 from appliance.bench.turns import Session, Turn
@@ -19,6 +20,8 @@ from appliance.errors import ServeError
 from preflight.counted import counted
 
 AFTER_ERROR_SECONDS = 0.2
+CALIBRATION_TOKENS = 1000
+CALIBRATION_TEXTS = 4
 
 
 async def feel(
@@ -45,6 +48,34 @@ async def feel(
     )
 
 
+async def calibrate(endpoint: Endpoint, most: int = CALIBRATION_TOKENS) -> float:
+    """Characters per token of our text, by this server's count. Raises ServeError without usage."""
+    tokens = min(CALIBRATION_TOKENS, most)
+    characters = total = 0
+    for turn in range(CALIBRATION_TEXTS):
+        content = text(f"calibration {turn}", tokens)
+        _, sample = await feel(
+            endpoint, [{"role": "user", "content": content}], 1, role="extra",
+            session="calibration", turn=turn, stream=0, streams=1, block=0, start=0,
+        )  # fmt: skip
+        if not sample.input_tokens:
+            what = sample.detail or "its usage has no prompt_tokens"
+            raise ServeError(
+                f"the length of a prompt cannot be known: {sample.error or 'no-usage'}: {what}",
+                fix="a server that reports usage, and a context that holds the shortest length",
+            )
+        characters, total = characters + len(content), total + sample.input_tokens
+    return characters / total
+
+
+def room_of(endpoint: Endpoint, context_tokens: int) -> Room:
+    """The context that this server holds, in its tokens. Raises ServeError as `calibrate` does."""
+    # Half of the context at one character a token, the most that a text can take.
+    most = max(1, round(context_tokens / 2 / CHARACTERS_PER_TOKEN))
+    per_token = asyncio.run(calibrate(endpoint, most))
+    return Room(context_tokens, CHARACTERS_PER_TOKEN / per_token)
+
+
 @dataclass
 class Load:
     """Drives one endpoint. `keep` is given every sample as it is made.
@@ -52,6 +83,7 @@ class Load:
     A stream is a person who never stops: session after session, turn after turn. Each runs an
     equal share of the turns asked for, so that fast ones do not count more often; a stream that is
     done keeps running turns that do not count, until all are done, so that the load stays the same.
+    A session ends before the turn that does not fit in `room`.
     """
 
     endpoint: Endpoint
@@ -60,17 +92,21 @@ class Load:
     start: int = 0
     characters_per_token: float = CHARACTERS_PER_TOKEN
     blocks: int = 0
+    room: Room | None = None
 
-    def run(self, asked: Ask) -> list[float]:
-        """Speeds of the turns that count (tokens per second); those that cannot be said are out."""
-        turns = [s for s in asyncio.run(self._block(asked)) if s.role == "counted"]
+    def run(self, asked: Ask, end: float = math.inf) -> list[float]:
+        """Speeds of the turns that count (tokens per second); those that cannot be said are out.
+
+        What is under way at `end` (of time.monotonic) is given up and not counted.
+        """
+        turns = [s for s in asyncio.run(self._block(asked, end)) if s.role == "counted"]
         if turns and all(s.error is not None for s in turns):
             names = ", ".join(sorted({f"{s.error}: {s.detail}" for s in turns}))
             streams = counted(asked.streams, "stream")
             raise ServeError(f"all of {counted(len(turns), 'turn')} at {streams} failed: {names}")
         return [s.speed for s in turns if s.speed is not None]
 
-    async def _block(self, asked: Ask) -> list[Sample]:
+    async def _block(self, asked: Ask, end: float) -> list[Sample]:
         samples: list[Sample] = []
         share = math.ceil(asked.turns / asked.streams)
         warm = asked.warm_turns // asked.streams
@@ -96,7 +132,10 @@ class Load:
         over = asyncio.Event()
         tasks = [asyncio.create_task(stream(number)) for number in range(asked.streams)]
         waiting = asyncio.create_task(over.wait())
-        finished, _ = await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        left = None if end == math.inf else max(0.0, end - time.monotonic())
+        finished, _ = await asyncio.wait(
+            [waiting, *tasks], timeout=left, return_when=asyncio.FIRST_COMPLETED
+        )
         for task in (waiting, *tasks):
             task.cancel()
         await asyncio.gather(waiting, *tasks, return_exceptions=True)
@@ -109,9 +148,12 @@ class Load:
         self, stream: int, streams: int, role: Callable[[], Role]
     ) -> AsyncIterator[Sample]:
         while True:
-            session = next(self.sessions)
+            session = next_that_fits(self.sessions, self.room)
             history: list[Message] = []
+            used = 0
             for index, turn in enumerate(session.turns):
+                if self.room is not None and not self.room.fits(used, turn):
+                    break
                 await asyncio.sleep(turn.think_seconds)
                 history.append({"role": "user", "content": self._input(turn)})
                 about = {"session": session.name, "turn": index, "stream": stream}
@@ -123,6 +165,9 @@ class Load:
                     await asyncio.sleep(AFTER_ERROR_SECONDS)
                     break  # the history is broken: begin another session
                 history.append({"role": "assistant", "content": answer.text})
+                if self.room is not None:
+                    read = sample.input_tokens or used + self.room.added(turn)
+                    used = read + (sample.output_tokens or turn.output_tokens)
 
     def _input(self, turn: Turn) -> str:
         return "\n".join(text(p.key, p.tokens, self.characters_per_token) for p in turn.pieces)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from appliance.bench.capacity import Ask, Capacity, search
 from appliance.bench.client import Endpoint
 from appliance.bench.load import Load
 from appliance.bench.record import Block, Record
+from appliance.bench.room import Room
 from appliance.bench.samples import Sample
 from appliance.bench.turns import Session
 from appliance.errors import ApplianceError, UsageError
@@ -24,7 +26,8 @@ class Target:
 
     `sessions` of a tag: each block takes its own, so that a prefix cache finds only what sessions
     share, and the same block of another record gets the same. `counters` and `engine` say what the
-    engine counts and which start of it this is; None: unknown. `told`: before each block.
+    engine counts and which start of it this is; None: unknown. `told`: before each block. `room`:
+    what the server holds; None: unknown, and every turn is sent.
     """
 
     endpoint: Endpoint
@@ -32,6 +35,7 @@ class Target:
     counters: Callable[[], Counters | None]
     engine: Callable[[], str | None]
     told: Callable[[Ask, int], None]
+    room: Room | None = None
 
 
 def measure_capacity(record: Record, target: Target) -> Capacity:
@@ -48,25 +52,29 @@ def measure_capacity(record: Record, target: Target) -> Capacity:
             return found
 
 
-def fixed(streams: Sequence[int], turns: int | None, seconds: float | None) -> list[Ask]:
-    """What to run at these numbers of streams: so many turns each, or for so long in all.
-
-    By time, each number runs twice, up and down the list, so that a drift touches all alike.
-    """
-    if turns is not None and seconds is not None:
-        raise UsageError("--turns and --seconds exclude each other", fix="leave one out")
-    if seconds is None:
-        return [Ask(n, turns or TURNS, n) for n in streams]
-    each = seconds / (2 * len(streams))
-    return [Ask(n, MOST_TURNS, n, each) for n in (*streams, *reversed(streams))]
-
-
 def measure_turns(record: Record, target: Target, *asks: Ask) -> None:
     """One block each, all of one start of the engine."""
     run = _Run(record, target, _start(record, target.engine()))
     run.have = []
     for ask in asks:
         run(ask)
+
+
+def measure_until(record: Record, target: Target, streams: Sequence[int], end: float) -> None:
+    """Until `end` of time.monotonic: each number of streams twice, up and down the list, so that a
+    drift of the machine touches all alike. What is under way at the end does not count.
+
+    A block begins no turn after its share of the time that is left; the turns that it has begun
+    may take longer, and then the blocks after it get less.
+    """
+    run = _Run(record, target, _start(record, target.engine()), end)
+    run.have = []
+    order = (*streams, *reversed(streams))
+    for number, n in enumerate(order):
+        left = end - time.monotonic()
+        if left <= 0:
+            return
+        run(Ask(n, MOST_TURNS, n, round(left / (len(order) - number), 3)))
 
 
 def replay(record: Record, start: int) -> Capacity | None:
@@ -85,8 +93,9 @@ def replay(record: Record, start: int) -> Capacity | None:
 
 
 class _Run:
-    def __init__(self, record: Record, target: Target, start: int) -> None:
+    def __init__(self, record: Record, target: Target, start: int, end: float = math.inf) -> None:
         self.record, self.target, self.start = record, target, start
+        self.end = end
         self.have = [block for block in record.blocks if block.start == start]
         self.next = len(self.have)
         self.samples: list[Sample] = []
@@ -100,10 +109,15 @@ class _Run:
         self.samples.clear()
         sessions = self.target.sessions(f"{self.start}.{self.next}")
         load = Load(
-            self.target.endpoint, sessions, self.samples.append, self.start, blocks=self.next
+            self.target.endpoint,
+            sessions,
+            self.samples.append,
+            self.start,
+            blocks=self.next,
+            room=self.target.room,
         )
         before, began, clock = self.target.counters(), time.time(), time.monotonic()
-        speeds = load.run(ask)
+        speeds = load.run(ask, self.end)
         seconds = time.monotonic() - clock
         block = Block(
             start=self.start,

@@ -56,6 +56,7 @@ class Stamp(_Strict):
     shape: Shape
     trace_sha256: str | None = None
     lengths: Lengths | None = None  # of a record of contexts
+    context_tokens: int | None = None  # what the server held: sessions ended before more
     text_sha256: str
     request: Mapping[str, Any]  # what every request body carried besides the messages
     host_digest: str | None = None

@@ -12,7 +12,8 @@ from appliance.bench.capacity import Capacity
 from appliance.bench.level import LOOK_CONFIDENCE
 from appliance.bench.measure import replay
 from appliance.bench.record import FEWEST_STARTS, Block, Record
-from appliance.bench.samples import Sample, problems
+from appliance.bench.samples import LEAST_TOKENS, Sample, problem_lines, problems
+from appliance.errors import CheckFailed
 from preflight.counted import counted
 
 
@@ -149,8 +150,32 @@ def report_lines(record: Record) -> Iterator[str]:
     if record.stamp.kind == "capacity":
         yield from _answer_lines(found, goal.target, goal.headroom)
     yield from _start_lines(record, found)
-    for name, count in found.problems.items():
-        yield f"counted: {count:,} {name}"
+    yield from problem_lines([s for samples in record.samples.values() for s in samples])
+
+
+def require_speeds(record: Record, streams: Sequence[int]) -> None:
+    """Raises CheckFailed where a number of streams has no turn that came and whose speed is known.
+
+    A failed turn counts as a speed of 0 beside others; alone it says nothing.
+    """
+    counts = [s for kept in record.samples.values() for s in kept if s.role == "counted"]
+    good = {s.streams for s in counts if s.error is None and s.speed is not None}
+    missing = sorted(set(streams) - good)
+    if not missing:
+        return
+    here = [s for s in counts if s.streams in missing]
+    which = ", ".join(map(str, missing))
+    why = ", ".join(f"{n:,} {name}" for name, n in problems(here).items())
+    known = [s.latency for s in counts if s.latency is not None]
+    fix = "look at what was counted above"
+    if not here:
+        why = "no turn that counts ended in time"
+        fix = "more --seconds"
+        if known:
+            fix += f": others took {statistics.median(known):.1f} s a turn"
+    elif all(s.error is None for s in here):
+        fix = f"answers of {LEAST_TOKENS} tokens or more, streamed, with their usage"
+    raise CheckFailed(f"nothing was measured at {which} streams: {why}", fix=fix)
 
 
 def _answer_lines(found: Report, target: float, headroom: float) -> Iterator[str]:

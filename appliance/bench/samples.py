@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -90,6 +90,11 @@ class Sample:
         return json.dumps({"metadata": about, "metrics": metrics, "error": error})
 
 
+MEANINGS = {
+    "too-short": f": fewer than {LEAST_TOKENS} tokens of answer say no speed",
+    "no-usage": ": the server did not count the tokens of the answer",
+    "one-piece": ": the answer came all at once",
+}
 OURS = ("stream", "streams", "block", "start", "role", "asked_tokens", "empty_chunks")
 
 
@@ -138,6 +143,14 @@ def problems(samples: Iterable[Sample]) -> dict[str, int]:
         found["empty-chunk"] += sample.empty_chunks
         found["stall"] += sample.stalls
     return {name: count for name, count in sorted(found.items()) if count}
+
+
+def problem_lines(samples: Sequence[Sample]) -> Iterator[str]:
+    """`problems` for people: with what the server said the first time, where it said something."""
+    said = {s.error: s.detail for s in reversed(samples) if s.error is not None and s.detail}
+    for name, count in problems(samples).items():
+        reason = f", such as: {' '.join((said[name] or '').split())}" if name in said else ""
+        yield f"counted: {count:,} {name}{MEANINGS.get(name, '')}{reason}"
 
 
 def _seconds(ms: float | None) -> float | None:

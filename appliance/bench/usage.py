@@ -23,7 +23,8 @@ Spans = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Usage:
-    """`active`: mean share of the observed time, 0 to 1; `interval`: 95 %, over people.
+    """`active`: mean share of the observed time, 0 to 1; `interval`: 95 %, over people; None with
+    fewer than two, who say nothing of how people differ.
 
     `correlation`: of two people's being active at one moment; None with fewer than two people.
     """
@@ -31,7 +32,7 @@ class Usage:
     people: int
     seconds: float
     active: float
-    interval: tuple[float, float]
+    interval: tuple[float, float] | None
     correlation: float | None
 
 
@@ -76,7 +77,7 @@ def usage(requests: Mapping[str, Spans], seed: int = 5) -> Usage:
         people=len(shares),
         seconds=seconds,
         active=statistics.fmean(shares),
-        interval=(means[edge - 1], means[-edge]),
+        interval=(means[edge - 1], means[-edge]) if len(shares) > 1 else None,
         correlation=_correlation(busy, shares, seconds),
     )
 

@@ -22,9 +22,7 @@ def parse(text: bytes, where: str) -> object:
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{where} is not UTF-8 text (byte {error.start})") from error
     except json.JSONDecodeError as error:
-        raise CheckpointError(
-            f"{where} is not JSON: {error.msg} at line {error.lineno} column {error.colno}"
-        ) from error
+        raise CheckpointError(f"{where} is not JSON: {error}") from error
     except _RepeatedKey as error:
         raise CheckpointError(f"{where} has the key {error.key!a} twice") from error
     except RecursionError as error:

@@ -6,8 +6,10 @@ Exit codes: 0 fine, 1 failed, 2 wrong usage, 3 a check failed, 4 only warnings, 
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
@@ -22,6 +24,7 @@ from appliance.cli import (
     container,
     contexts,
     demo,
+    loads,
     machine,
     planning,
     seating,
@@ -43,6 +46,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     epilog="--debug anywhere shows the traceback of an error.",
 )
+
+
+def say_version(asked: bool) -> None:
+    if asked:
+        render.data(f"appliance {loads.release() or 'of a checkout that is not installed'}")
+        raise typer.Exit
+
+
+@app.callback()
+def every(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Say which release this is.", callback=say_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Takes what goes before a command; `version` has been dealt with by then."""
+
+
 serving.register(app)
 demo.register(app)
 container.register(app)
@@ -61,6 +84,17 @@ transfers.register(weights.group)
 store.register(weights.group)
 weights.group.add_typer(bundles.group, name="bundle")
 app.add_typer(weights.group, name="weights")
+
+_ROOM = "free space there, or name a place on another disk"
+WAYS_OUT = {
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EROFS: "name a place that can be written",
+    errno.EACCES: "name another place, or let this user at it",
+    errno.ENOENT: "make that folder first, or correct the name",
+    errno.EISDIR: "name a file in that folder",
+    errno.ENOTDIR: "name a folder: one on the way to it is a file",
+}
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -86,7 +120,8 @@ def run(arguments: Sequence[str]) -> int:
             raise
         # Said once for every file there is: a full disk, a missing folder, no permission.
         where = f"{problem.filename}: " if problem.filename else ""
-        render.error(ApplianceError(f"{where}{problem.strerror or problem}"))
+        told = f"{where}{problem.strerror or problem}"
+        render.error(ApplianceError(told, fix=WAYS_OUT.get(problem.errno or 0)))
         return 1
     except Exception as problem:
         if debug:

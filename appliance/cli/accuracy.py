@@ -13,7 +13,6 @@ from appliance.cli.seating import share
 group = typer.Typer(
     help="Whether the answers are still right.", no_args_is_help=True, rich_markup_mode=None
 )
-RunPath = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")]
 
 
 @group.command()
@@ -46,17 +45,15 @@ def run(
     """Ask a frozen subset of a task, score each item; run again to continue."""
     import sys
 
-    from appliance.accuracy.paired import smallest_effect
     from appliance.accuracy.run import Pinned, Server, run_task, sampling
     from appliance.accuracy.tasks import read_task
     from appliance.cli.measured import find
 
     frozen = read_task(task, count=count, seed=seed, expected_sha256=sha256)
-    effect = smallest_effect(len(frozen.items), share(discordant))
+    items = render.counted(len(frozen.items), "item")
     render.say(
-        f"{render.counted(len(frozen.items), 'item')} of {frozen.name} "
-        f"(sha256 {frozen.sha256[:16]}): a difference of {effect:.3f} shows in "
-        f"4 of 5 cases if {discordant} of the items differ"
+        f"{items} of {frozen.name} (sha256 {frozen.sha256[:16]}): "
+        f"{what_shows(len(frozen.items), discordant)}"
     )
     found = find(url, model, key_file, ignore_eos=False)
     pinned = Pinned.of(
@@ -68,15 +65,29 @@ def run(
         chat_template_sha256=found.chat_template_sha256,
     )
     server = Server(found.endpoint.url, found.endpoint.key, tls=found.endpoint.tls)
-    with render.Progress(f"asking {render.counted(len(frozen.items), 'item')}") as progress:
+    with render.Progress(f"asking {items}") as progress:
         scores = run_task(out, frozen, pinned, server, sys.executable, streams, progress.advance)
     render.data(f"{sum(scores.values()) / len(scores):.3f}")
 
 
+def what_shows(items: int, discordant: str) -> str:
+    """What so many items can show of a difference, and of none."""
+    from appliance.accuracy.intervals import paired_interval
+    from appliance.accuracy.power import items_for_effect, smallest_effect
+
+    effect = smallest_effect(items, share(discordant))
+    if effect is None:
+        needed = items_for_effect(share(discordant))
+        seen = f"too few to show any difference if {discordant} of the items differ ({needed} do)"
+    else:
+        seen = f"a difference of {effect:.3f} shows in 4 of 5 cases if {discordant} of them differ"
+    return f"{seen}; equal answers leave a loss of {-paired_interval(0, 0, items)[0]:.1%} possible"
+
+
 @group.command()
 def compare(
-    a: RunPath,
-    b: RunPath,
+    a: Annotated[Path, typer.Argument(metavar="A", help="Run before, or the reference.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Run after, or what is judged.")],
     margin: Annotated[
         str | None, typer.Option(metavar="SHARE", help="B may be worse by less than this.")
     ] = None,
@@ -86,6 +97,7 @@ def compare(
     from dataclasses import asdict
 
     from appliance.accuracy.paired import compare as compared
+    from appliance.accuracy.power import least_items
     from appliance.accuracy.run import read_run, read_tokens, same_items
     from appliance.accuracy.tokens import compare_tokens, token_lines
 
@@ -109,4 +121,8 @@ def compare(
         return 0
     good = found.not_inferior(share(margin))
     render.say(f"{'not inferior' if good else 'not shown to be not inferior'} by {margin}")
+    needed = least_items(share(margin))
+    if not good and found.groups < needed:
+        few = render.counted(found.groups, "item" if found.groups == found.items else "group")
+        render.say(f"  {few} cannot show that: even equal answers take {needed} or more")
     return 0 if good else 3

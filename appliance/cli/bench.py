@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -54,8 +55,9 @@ def capacity(
     goal = Goal(target, headroom, most)
     found = find(url, model, key_file, ignore_eos=not stop_at_end)
     load = Load(seed, shape, trace, think=False)
+    to_server = load.fitting(found)
     record = Record.create(out, load.stamp("capacity", goal, found))
-    answer = measure_capacity(record, load.target(found))
+    answer = measure_capacity(record, to_server)
     render.lines(report_lines(record))
     return 0 if answer.streams else 3
 
@@ -69,7 +71,7 @@ def turns(
         int | None, typer.Option("--turns", min=1, help="Turns at each (default 120).")
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(min=1, help="Or for about so long in all.")
+        float | None, typer.Option(min=1, help="Or for so long in all, over every N.")
     ] = None,
     think: Annotated[
         bool, typer.Option("--think", help="Wait between turns, as people do.")
@@ -83,19 +85,31 @@ def turns(
     trace: TraceFile = None,
     stop_at_end: NoIgnoreEos = False,
 ) -> None:
-    """Run agent turns at fixed numbers of streams. Again: more blocks in the same record."""
-    from appliance.bench.capacity import Goal
-    from appliance.bench.measure import fixed, measure_turns
+    """Run agent turns at fixed numbers of streams. Again: more blocks in the same record.
+
+    Exit code 3 where a number of streams has no turn whose speed can be said.
+    """
+    from appliance.bench.capacity import Ask, Goal
+    from appliance.bench.measure import TURNS, measure_turns, measure_until
     from appliance.bench.record import Record
-    from appliance.bench.report import report_lines
+    from appliance.bench.report import report_lines, require_speeds
     from appliance.cli.measured import find
 
-    asks = fixed(_numbers(streams), count, seconds)
+    began = time.monotonic()
+    numbers = _numbers(streams)
+    if count is not None and seconds is not None:
+        raise UsageError("--turns and --seconds exclude each other", fix="leave one out")
     found = find(url, model, key_file, ignore_eos=not stop_at_end)
     load = Load(seed, shape, trace, think=think)
+    to_server = load.fitting(found)
     record = Record.create(out, load.stamp("turns", Goal(), found))
-    measure_turns(record, load.target(found), *asks)
+    if seconds is None:
+        asks = (Ask(n, count or TURNS, n) for n in numbers)
+        measure_turns(record, to_server, *asks)
+    else:
+        measure_until(record, to_server, numbers, end=began + seconds)
     render.lines(report_lines(record))
+    require_speeds(record, numbers)
 
 
 def _numbers(text: str) -> list[int]:
@@ -118,7 +132,7 @@ def report(
     from appliance.bench.plot import plot_lines, plot_svg
     from appliance.bench.record import Record
     from appliance.bench.report import report as reported
-    from appliance.bench.report import report_lines
+    from appliance.bench.report import report_lines, require_speeds
     from appliance.bench.table import Row
 
     loaded = Record(record)
@@ -133,10 +147,14 @@ def report(
         if not rows:
             raise UsageError(f"{record} holds no speed to draw")
         svg.write_text(plot_svg(rows, loaded.stamp.goal.threshold))
+    require_speeds(loaded, [block.ask.streams for block in loaded.blocks])
 
 
 @group.command()
-def compare(a: RecordPath, b: RecordPath) -> None:
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="Record before.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Record after.")],
+) -> None:
     """What changed from record A to record B, with 95 % intervals."""
     from appliance.bench.compare import compare_lines
     from appliance.bench.record import Record

@@ -101,7 +101,7 @@ def import_(
     pulled = pull(
         where,
         source,
-        transfer(2, None),
+        transfer(2, None, render.say),
         lambda now: progress.update(now.done_bytes, now.total_bytes, now.fetched_bytes, now.files),
     )
     progress.end()

@@ -23,7 +23,10 @@ def register(app: typer.Typer) -> None:
 
 
 def support_bundle(
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Where to write.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The file (default: appliance-support-TIME.tar.gz here)."),
+    ] = None,
     only_list: Annotated[
         bool, typer.Option("--list", help="Say what would be in it; write nothing.")
     ] = False,

@@ -132,7 +132,7 @@ def health(
 
     1: nothing was ever started here, or nobody answers on the health port.
     """
-    from appliance.cli.view import health_of
+    from appliance.cli.view import health_of, health_rows
     from appliance.errors import ServeError
     from appliance.serve import local
     from appliance.serve.client import ask_agent
@@ -149,7 +149,7 @@ def health(
     if json:
         render.as_json(body)
     elif not quiet:
-        render.table([("ready", "yes" if ready else "no"), *body.items()])
+        render.table(health_rows(ready, body))
     return 0 if ready else 3
 
 

@@ -11,6 +11,8 @@ from appliance import render
 from appliance.cli.loads import KeyFile, Load, Model, NoIgnoreEos, Out, Seed, Url
 from appliance.errors import UsageError
 
+SHORTEST = 4096  # tokens
+
 
 def register(group: typer.Typer) -> None:
     group.command()(context)
@@ -18,9 +20,14 @@ def register(group: typer.Typer) -> None:
 
 
 def context(
-    least: Annotated[int, typer.Option("--from", min=64, help="Shortest prompt, tokens.")] = 4096,
+    least: Annotated[
+        int | None,
+        typer.Option(
+            "--from", min=64, help="Shortest prompt, tokens (default 4096, or --to if less)."
+        ),
+    ] = None,
     most: Annotated[
-        int | None, typer.Option("--to", help="Longest (default: what the server holds).")
+        int | None, typer.Option("--to", min=64, help="Longest (default: what the server holds).")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Prompts of each length.")] = 3,
     beside: Annotated[
@@ -36,20 +43,30 @@ def context(
     """Speed against context, first reads, cached prefixes. Exit code 3 without prefix caching."""
     from appliance.bench.capacity import Goal
     from appliance.bench.context import lengths_to, measure_context
-    from appliance.bench.context_report import prefix_check
+    from appliance.bench.context_report import prefix_check, require_lengths
     from appliance.bench.context_text import context_lines
     from appliance.bench.record import Record
     from appliance.cli.measured import find
 
     found = find(url, model, key_file, ignore_eos=not stop_at_end)
-    longest = most or found.context_tokens()
+    held = found.context_tokens()
+    longest = most or held
     if longest is None:
         raise UsageError("the server does not say how long a context it holds", fix="--to TOKENS")
-    lengths = lengths_to(min(least, longest), longest, repeats=repeats, beside=beside)
+    if held is not None and longest > held:
+        raise UsageError(
+            f"--to {longest:,}: the server holds {held:,} tokens",
+            fix=f"--to {held} or less, or `appliance up --context {longest}`",
+        )
+    if least is not None and least > longest:
+        raise UsageError(f"--from {least:,} is above --to {longest:,}", fix=f"--to {least} or more")
+    first = min(SHORTEST, longest) if least is None else least
+    lengths = lengths_to(first, longest, repeats=repeats, beside=beside)
     load = Load(seed, None, None, think=False)
     record = Record.create(out, load.stamp("context", Goal(), found, lengths))
     measure_context(record, load.target(found))
     render.lines(context_lines(record))
+    require_lengths(record)
     check = prefix_check(record)
     return 3 if check is not None and check.works is False else 0
 

@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -50,8 +50,9 @@ def demo(
         state = start(files, model, port)
     else:
         render.say(f"an earlier demo still serves on port {state.port}")
+    before = engine_of(files)
     ask(Client(state.host, state.port, first_key(files.keys), state.certificate))
-    say_where(files, state)
+    say_where(state, since(before, engine_of(files)))
 
 
 def make_model(model: Path, settings: Settings) -> None:
@@ -125,16 +126,31 @@ def ask(client: Client) -> None:
     render.say(f"\n{tokens} tokens in {render.duration(time.monotonic() - started)}")
 
 
-def say_where(files: Files, state: State) -> None:
+def engine_of(files: Files) -> Any:
     from appliance.serve import local
 
     found = local.status(files)
     if found is None or found.engine is None:
         raise ServeError("the engine does not say where its experts are")
+    return found.engine
+
+
+def since(before: Any, after: Any) -> Any:
+    """What the engine says `after`, its counters from `before` on: they count since its start."""
+    ranks = []
+    for old, new in zip(before["ranks"], after["ranks"], strict=True):
+        picks = {home: count - old["picks"][home] for home, count in new["picks"].items()}
+        read = new["host_bytes_read"] - old["host_bytes_read"]
+        ranks.append({**new, "picks": picks, "host_bytes_read": read})
+    return {**after, "ranks": ranks}
+
+
+def say_where(state: State, engine: Any) -> None:
     program = sys.argv[0] if Path(sys.argv[0]).name == "appliance" else "appliance"
     command = shlex.quote(program)
     render.say("\nWhere every expert lives, and what was read from there for this one request:")
-    render.table(home_rows(found.engine))
-    render.say(f"\nEvery expert by name: {command} plan show {state.plan}")
+    render.table(home_rows(engine))
+    render.say(f"\nOne expert, its home and why: {command} plan explain 1 0 {state.plan}")
+    render.say("  (LAYER EXPERT; that file has all of them)")
     render.say(f"It serves on {state.url}/v1 with the key in {state.keys}")
     render.say(f"Stop it: {command} down")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from appliance.plan.model import Plan
     from appliance.plan.request import Policy
     from appliance.serve.state import Files
-    from preflight import Host, Needs, Recording, Report
+    from preflight import Finding, Host, Needs, Recording, Report
     from preflight.answers import Source
 
 
@@ -141,19 +141,23 @@ def needs_of(plan: Plan, settings: Settings, huge_page_bytes: int | None = None)
 
 
 def judged(host: Host, what: Wanted, ignore: Collection[str]) -> Report:
-    """The checks' findings and, with a plan, those of its guard rails: what `up` would refuse.
+    """The checks' findings and those of a plan: of its guard rails, or that there can be none.
+
+    So what `up` would refuse is a failed check here.
 
     Raises UsageError for an id in `ignore` that is neither's.
     """
     from appliance.plan.guards import guard
     from appliance.serve.prepare import GUARD_IDS
     from preflight import check
-    from preflight.report import ORDER, UnknownCheck
+    from preflight.report import UnknownCheck
 
     try:
         report = check(host, what.needs, set(ignore) - GUARD_IDS)
     except UnknownCheck as error:
         raise UsageError(str(error)) from error
+    if what.refusal is not None:
+        return _with(report, [_unplannable(what.refusal)], 1)
     if what.plan is None:
         return report
     rails = [
@@ -162,8 +166,29 @@ def judged(host: Host, what: Wanted, ignore: Collection[str]) -> Report:
         else found
         for found in guard(what.plan, host)
     ]
-    findings = sorted((*report.findings, *rails), key=lambda found: ORDER[found.severity])
-    run = report.checks_run + len(GUARD_IDS)
+    return _with(report, rails, len(GUARD_IDS))
+
+
+def _unplannable(refusal: ApplianceError) -> Finding:
+    from preflight import Finding
+
+    return Finding(
+        check="model-cannot-be-planned",
+        area="plan",
+        severity="fail",
+        saw=refusal.message,
+        threshold="a home for every expert",
+        source="the planner, as `up` asks it",
+        fix=refusal.fix,
+    )
+
+
+def _with(report: Report, more: Sequence[Finding], checks: int) -> Report:
+    """A report of so many further checks, worst first."""
+    from preflight.report import ORDER
+
+    findings = sorted((*report.findings, *more), key=lambda found: ORDER[found.severity])
+    run = report.checks_run + checks
     return report.model_copy(update={"findings": tuple(findings), "checks_run": run})
 
 

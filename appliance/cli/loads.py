@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -69,7 +70,7 @@ class Load:
         return Stamp.model_validate(
             {
                 "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "release": _release(),
+                "release": release(),
                 "kind": kind,
                 "goal": goal,
                 "model": found.endpoint.model,
@@ -78,6 +79,7 @@ class Load:
                 "shape": self.shape,
                 "trace_sha256": self.trace_sha256,
                 "lengths": lengths,
+                "context_tokens": found.context_tokens() if lengths is None else None,
                 "text_sha256": hashlib.sha256(corpus().encode()).hexdigest(),
                 "request": dict(found.endpoint.extra),
                 "host_digest": found.host_digest,
@@ -93,8 +95,21 @@ class Load:
         sessions = source(self.shape, self.seed, think=self.think, trace=self.trace)
         return Target(found.endpoint, sessions, found.counters, found.engine, _said())
 
+    def fitting(self, found: Measured) -> Target:
+        """The target, with sessions that end before the turn that the server cannot hold."""
+        from appliance.bench.load import room_of
+        from appliance.bench.room import next_that_fits
 
-def _release() -> str | None:
+        held = found.context_tokens()
+        if held is None:
+            return self.target(found)
+        render.say(f"the server holds {held:,} tokens: a session ends before a turn beyond that")
+        target = replace(self.target(found), room=room_of(found.endpoint, held))
+        next_that_fits(target.sessions("look"), target.room)  # refused before a record is begun
+        return target
+
+
+def release() -> str | None:
     """The version of this package; None where it runs from a checkout that is not installed."""
     try:
         return version("moe-appliance")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from appliance import render
+from appliance import durable, render
 from appliance.cli import options
 from appliance.errors import UsageError
 from appliance.settings import Settings, read_settings
@@ -92,6 +92,9 @@ def preflight(
         raise UsageError("--json and --prometheus both want stdout: give one of them")
     if measure and host is not None:
         raise UsageError("--measure measures this machine, and --host is a recording")
+    if gpus is not None and model is None and plan not in (None, BARE):
+        raise UsageError(f"--plan {plan} says how many cards it takes, and --gpus {gpus} is given",
+                         fix="leave out --gpus, or plan anew with --model DIR")  # fmt: skip
     settings = read_settings()
     if plan == BARE:
         plan, model = _where_up_looks(settings, model, host)
@@ -110,8 +113,6 @@ def preflight(
     ignored = {*(ignore or ()), *(name for name in settings.ignore_checks.split(",") if name)}
     report = judging.judged(seen.host, what, ignored)
     _show(report, json=json, prometheus=prometheus)
-    if what.refusal is not None:
-        raise what.refusal
     if model is not None and plan is not None:
         if record is not None:
             what = judging.wanted(seen.real, model, plan, gpus, settings, kept)
@@ -154,8 +155,7 @@ def _write(what: Wanted, path: Path, report: Report) -> None:
     """The plan, pinning included; not where a check failed."""
     from appliance.cli.judging import pinning_lines
 
-    assert what.plan is not None
-    if report.failures:
+    if what.plan is None or report.failures:
         render.say(f"no plan was written to {path}: a check failed")
         return
     what.plan.write(path)
@@ -203,5 +203,6 @@ def picture(
     settings = read_settings()
     source = options.source(host, root or (None if host else settings.host_root))
     seen = judging.Seen.of(source, None, None if host else judging.folders(settings, None))
-    file.write_text(drawn(seen.host), encoding="utf-8")
+    with durable.naming(file):
+        file.write_text(drawn(seen.host), encoding="utf-8")
     render.data(str(file))

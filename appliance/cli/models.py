@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from appliance import durable
 from appliance.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ def write_listing(checkpoint: Checkpoint, file: Path) -> None:
     """The outline of a checkpoint as a file that `size` takes in its place."""
     from appliance.plan.outline import Outline
 
-    file.write_text(Outline.of(checkpoint).model_dump_json(indent=1) + "\n", encoding="utf-8")
+    text = Outline.of(checkpoint).model_dump_json(indent=1) + "\n"
+    with durable.naming(file):
+        file.write_text(text, encoding="utf-8")
 
 
 def _from_file(path: Path) -> Checkpoint:

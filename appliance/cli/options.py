@@ -58,8 +58,8 @@ Conversations = Annotated[
     typer.Option(help="Contexts the KV cache keeps (default: twice the streams).", metavar="N"),
 ]
 KvDtype = Annotated[
-    Literal["auto", "fp8"],
-    typer.Option(help="Values of the KV cache: fp8 takes half of 16 bits."),
+    Literal["auto", "fp8"] | None,
+    typer.Option(help="Values of the KV cache (default: auto); fp8 takes half of 16 bits."),
 ]
 CacheSlots = Annotated[
     int | None,
@@ -116,7 +116,7 @@ def _asked(
     streams: Streams = None,
     conversations: Conversations = None,
     context: Context = None,
-    kv_dtype: KvDtype = "auto",
+    kv_dtype: KvDtype = None,
     host_share: HostShare = None,
     cache_slots: CacheSlots = None,
 ) -> Policy:
@@ -158,7 +158,10 @@ def _on_the_line(context: typer.Context, name: str) -> bool:
 
 
 def takes_policy(command: Callable[..., int | None]) -> Callable[..., int | None]:
-    """A command whose parameter `policy` becomes the options of `_asked`, in its place."""
+    """A command whose parameter `policy` becomes the options of `_asked`, in its place.
+
+    One that serves a plan there is, by its parameter `plan`, refuses wishes for another.
+    """
     table = inspect.signature(_asked, eval_str=True).parameters
     parameters: list[inspect.Parameter] = []
     for name, own in inspect.signature(command, eval_str=True).parameters.items():
@@ -167,11 +170,29 @@ def takes_policy(command: Callable[..., int | None]) -> Callable[..., int | None
     @functools.wraps(command)
     def run(**given: Any) -> int | None:
         wishes = {name: given.pop(name) for name in table}
+        if "plan" in given:
+            said = [name for name, option in table.items() if wishes[name] != option.default]
+            _refuse_wishes([*said, *(["heat"] if given["heat"] else [])], given["plan"])
         return command(policy=_asked(**wishes), **given)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _refuse_wishes(names: list[str], plan: Path | None) -> None:
+    """A plan that is given says all of this already, and would be obeyed without a word."""
+    from appliance.errors import UsageError
+
+    settled = read_settings().plan
+    if not names or (plan is None and settled is None):
+        return
+    asked = ", ".join(f"--{name.replace('_', '-')}" for name in names)
+    given = f"APPLIANCE_PLAN is {settled}" if plan is None else f"--plan {plan} is given"
+    raise UsageError(
+        f"{given}, and {asked} would make another plan",
+        fix=f"leave out {asked}, or the plan; or make one with them: appliance plan make",
+    )
 
 
 def heat(files: list[Path] | None) -> Heat | None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from appliance import render
+from appliance import durable, render
 from appliance.cli import options
 from appliance.plan.request import Policy
+from appliance.settings import read_settings
 
 if TYPE_CHECKING:
+    from appliance.plan.model import Plan
     from preflight import Host
 
 group = typer.Typer(
@@ -20,6 +23,8 @@ group = typer.Typer(
 HERE = Path("plan.json")
 HANGING = 9
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json.")]
+# `explain` and `picture` took it so before it was an argument of theirs, too.
+OldPlan = Annotated[Path | None, typer.Option("--plan", hidden=True)]
 Machine = Annotated[
     Path | None,
     typer.Option("--host", help="Plan for this recorded machine instead.", metavar="DIR"),
@@ -78,19 +83,63 @@ def _machine(host: Path | None) -> Host:
     """The recorded machine, else this one with the rates that were kept."""
     from appliance.cli.serving import files_of
     from appliance.serve.measured import with_kept_rates
-    from appliance.settings import read_settings
 
     machine = options.machine(host)
     return machine if host is not None else with_kept_rates(machine, files_of(read_settings()))
+
+
+def plan_in(path: Path) -> Plan:
+    """The plan in a file. Where none is named and none is here, the error names the other one."""
+    from appliance.errors import PlanError
+    from appliance.plan.model import load_plan
+
+    if path == HERE and not path.exists():
+        raise PlanError(f"there is no {HERE} in {Path.cwd()}", fix=_another_plan())
+    return load_plan(path)
+
+
+def _another_plan() -> str:
+    from appliance.cli.serving import files_of
+    from appliance.errors import ApplianceError
+    from appliance.serve.state import read_state
+
+    files = files_of(read_settings())
+    try:
+        last = read_state(files)
+    except ApplianceError:
+        last = None  # a damaged state is for `status` to say
+    served = files.plan if last is None else last.plan
+    if not served.exists():
+        return "appliance plan make --model DIR writes one"
+    running = last is not None and last.supervisor_is_running
+    what = "the running appliance's plan" if running else "the plan that `up` made or served last"
+    return f"name a file: {what} is {served}"
+
+
+def own_plan_lines(made: Plan, path: Path, *, written: bool) -> Iterator[str]:
+    """That `up` planned by itself, and that a plan of this model in this folder is not served."""
+    from appliance.errors import PlanError
+    from appliance.plan.model import load_plan
+
+    where = f"written to {path}" if written else "not written"
+    yield f"no --plan is given: planned anew, {where}"
+    try:
+        here = load_plan(HERE)
+    except PlanError:
+        return
+    if here.made_from.checkpoint == made.made_from.checkpoint and here.digest != made.digest:
+        yield (
+            f"note: {HERE} in this folder is another plan of this model and is not served: "
+            f"`appliance up --plan {HERE}` serves it"
+        )
 
 
 @group.command()
 def show(plan: PlanPath = HERE, json: options.Json = False) -> None:
     """A plan on one screen."""
     from appliance.plan.explain import show_lines
-    from appliance.plan.model import load_plan
 
-    loaded = load_plan(plan)
+    loaded = plan_in(plan)
     if json:
         render.as_json(loaded.model_dump(mode="json"))
     else:
@@ -101,23 +150,22 @@ def show(plan: PlanPath = HERE, json: options.Json = False) -> None:
 def ledger(plan: PlanPath = HERE) -> None:
     """Every byte of every rank, and whether all experts would have fitted."""
     from appliance.plan.explain import ledger_lines
-    from appliance.plan.model import load_plan
 
-    render.lines(ledger_lines(load_plan(plan)))
+    render.lines(ledger_lines(plan_in(plan)))
 
 
 @group.command()
 def explain(
     layer: int,
     expert: int,
-    plan: Annotated[Path, typer.Option(help="The plan.", metavar="FILE")] = HERE,
+    plan: PlanPath = HERE,
     heat: options.HeatFiles = None,
+    named: OldPlan = None,
 ) -> None:
     """Where one expert lives, and why."""
     from appliance.plan.explain import explain as explained
-    from appliance.plan.model import load_plan
 
-    words = explained(load_plan(plan), layer, expert, options.heat(heat))
+    words = explained(plan_in(named or plan), layer, expert, options.heat(heat))
     render.lines(render.wrapped([words], 0))
 
 
@@ -125,9 +173,8 @@ def explain(
 def diff(old: PlanPath, new: PlanPath) -> None:
     """Which experts moved between two plans of a model, and what that changes."""
     from appliance.plan.compare import diff_lines
-    from appliance.plan.model import load_plan
 
-    render.lines(render.wrapped(diff_lines(load_plan(old), load_plan(new)), 2))
+    render.lines(render.wrapped(diff_lines(plan_in(old), plan_in(new)), 2))
 
 
 @group.command()
@@ -156,10 +203,9 @@ def simulate(
     from appliance.errors import UsageError
     from appliance.plan.heat_files import read_rows
     from appliance.plan.held_out_table import held_out_lines, study_of
-    from appliance.plan.model import load_plan
     from appliance.plan.simulate_plan import simulate_lines, trace_lines
 
-    loaded, counts, seeds = load_plan(plan), options.heat(heat), seed or ["1"]
+    loaded, counts, seeds = plan_in(plan), options.heat(heat), seed or ["1"]
     if trace is not None and counts is not None:
         raise UsageError("both --heat and --trace: the rows come from one of them")
     if held_out and counts is None:
@@ -183,12 +229,14 @@ def simulate(
 @group.command()
 def picture(
     file: Annotated[Path, typer.Argument(metavar="FILE.html", help="Where to write the page.")],
-    plan: Annotated[Path, typer.Option(help="The plan.", metavar="FILE")] = HERE,
+    plan: PlanPath = HERE,
     heat: options.HeatFiles = None,
+    named: OldPlan = None,
 ) -> None:
     """One page that needs nothing else: expert map, ledger, speed; with counts, heat beneath."""
-    from appliance.plan.model import load_plan
     from appliance.plan.picture import page
 
-    file.write_text(page(load_plan(plan), options.heat(heat)), encoding="utf-8")
+    drawn = page(plan_in(named or plan), options.heat(heat))
+    with durable.naming(file):
+        file.write_text(drawn, encoding="utf-8")
     render.data(str(file))

@@ -54,8 +54,12 @@ class Accuracy:
     items: int
 
     def before(self) -> None:
+        from appliance.accuracy.power import require_items
+        from appliance.accuracy.tasks import read_task
         from appliance.cli.accuracy import run
 
+        # Fewer could never pass, and would be known only after the switch.
+        require_items(len(read_task(self.task, count=self.items).items), NOT_INFERIOR)
         run(self.task, self._before, count=self.items)
 
     def after(self) -> None:
@@ -91,6 +95,6 @@ def proof_of(text: str, folder: Path) -> Proof:
             return Accuracy(folder / "accuracy", Path(parts[1]), int(parts[0]))
     except (IndexError, ValueError) as error:
         raise UsageError(
-            f"--prove {text}: {error}", fix="speed:4:120 or accuracy:50:FILE"
+            f"--prove {text}: {error}", fix="speed:4:120 or accuracy:150:FILE"
         ) from error
-    raise UsageError(f"--prove {text} is nothing known", fix="speed:4:120 or accuracy:50:FILE")
+    raise UsageError(f"--prove {text} is nothing known", fix="speed:4:120 or accuracy:150:FILE")

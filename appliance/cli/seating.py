@@ -54,11 +54,14 @@ def _from_log(streams: int, log: Path, risk: float, correlation: float | None) -
 
     found = estimated(read_usage(log))
     rho = correlation if correlation is not None else found.correlation or 0.0
+    who = f"{render.counted(found.people, 'person', 'people')} over "
+    who += f"{render.duration(found.seconds)}: active {found.active:.2%}"
+    if found.interval is None:
+        render.say(f"{who} of the time; how people differ cannot be seen in one")
+        render.data(str(seated(streams, found.active, risk, rho).seats))
+        return
     low, high = found.interval
-    render.say(
-        f"{found.people} people over {render.duration(found.seconds)}: active {found.active:.2%} "
-        f"[{low:.2%}, {high:.2%}] of the time, correlation {rho:.3f}"
-    )
+    render.say(f"{who} [{low:.2%}, {high:.2%}] of the time, correlation {rho:.3f}")
     answers = [seated(streams, p, risk, rho).seats for p in (high, found.active, low)]
     render.data(str(answers[1]))
     render.say(f"{answers[0]} to {answers[2]} people over that interval")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ import typer
 
 from appliance import render
 from appliance.cli import options
+from appliance.cli.planning import own_plan_lines
 from appliance.cli.watch import watched
 from appliance.plan.request import Policy
 from appliance.settings import Settings, inherited_environment, read_settings
@@ -104,10 +105,8 @@ def up(
     last = None if model or settings.model else read_served(files_of(settings))
     if last is not None:
         said = options.said(line)
-        settled = options.POLICY_FIELDS & settings.model_fields_set
+        policy = _policy_as_last(policy, last, said | settings.model_fields_set)
         settings = _as_last(settings, last, replan=bool(said))
-        said = said | settled
-        policy = replace(last.asked.policy, **{one: getattr(policy, one) for one in said})
         heat = heat or list(last.asked.heat)
     ignored = (*(ignore or ()), *filter(None, settings.ignore_checks.split(",")))
     request = Request(
@@ -127,6 +126,9 @@ def up(
             prepared = prepare(request, wishes, files)
         say_findings(prepared)
         spec = prepared.spec
+        if request.plan_path is None:
+            for words in own_plan_lines(prepared.plan, spec.plan_path, written=not dry_run):
+                render.say(words)
         if dry_run:
             render.data(spec.command())
             return 0
@@ -152,6 +154,12 @@ def _as_last(settings: Settings, last: Served, *, replan: bool) -> Settings:
         }
     kept = {name: v for name, v in before.items() if name not in settings.model_fields_set}
     return settings.model_copy(update=kept)
+
+
+def _policy_as_last(policy: Policy, last: Served, said: Set[str]) -> Policy:
+    """The wishes of last time, and over them what is said now."""
+    now = {name: getattr(policy, name) for name in said & options.POLICY_FIELDS}
+    return replace(last.asked.policy, **now)
 
 
 def say_findings(prepared: Prepared) -> None:

@@ -31,7 +31,8 @@ def sign(
     ] = None,
     key: Annotated[Path | None, typer.Option(help="minisign's secret key.", metavar="FILE")] = None,
     store: Annotated[
-        Path | None, typer.Option("--store", help="The store of weights.", metavar="DIR")
+        Path | None,
+        typer.Option("--store", help="The store (default: as of every command).", metavar="DIR"),
     ] = None,
     folder: Annotated[
         Path | None,

@@ -52,7 +52,7 @@ def size(
     target: Annotated[
         float | None, typer.Option(help="Tokens a second each user wants (default 40).")
     ] = None,
-    kv_dtype: options.KvDtype = "auto",
+    kv_dtype: options.KvDtype = None,
     heat: options.HeatFiles = None,
     listing: Annotated[
         Path | None,
@@ -86,7 +86,8 @@ def size(
     asks = [
         Ask(gpu=card, count=cards, host_bytes=bytes_from(memory), users=people,
             context_tokens=tokens, host=box, expert_parallel=expert_parallel,
-            target=TARGET_TOKENS_PER_SECOND if target is None else target, kv_dtype=kv_dtype)
+            target=TARGET_TOKENS_PER_SECOND if target is None else target,
+            kv_dtype=kv_dtype or "auto")
         for card, cards, memory, people, tokens
         in product(gpu, count, host_ram, users or [6], contexts)
     ]  # fmt: skip

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from appliance.weights.store import Store
 
 StoreDir = Annotated[
-    Path | None, typer.Option("--store", help="The store of weights.", metavar="DIR")
+    Path | None,
+    typer.Option(
+        "--store",
+        help="The store (default: APPLIANCE_WEIGHTS_DIR, else weights in the state directory).",
+        metavar="DIR",
+    ),
 ]
 Release = Annotated[
     str | None, typer.Argument(metavar="[RELEASE]", help="A release, or the start of its id.")
@@ -46,6 +51,8 @@ def ls(store: StoreDir = None, json: options.Json = False) -> None:
                 for name, found in releases.items()
             ]
         )
+    if not releases:
+        render.say(f"{where.folder} holds no release")
     for name, found in releases.items():
         files = render.counted(len(found.files), "file")
         text = f"{render.size(found.size_bytes)}  {files}  {found.source or ''}"
@@ -58,11 +65,20 @@ def manifest(
     store: StoreDir = None,
     folder: Annotated[
         Path | None,
-        typer.Option("--of", help="Of this folder: put there, it makes a mirror.", metavar="DIR"),
+        typer.Option(
+            "--of", help="Of the files in this folder: put there, it makes a mirror.", metavar="DIR"
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="ORG/NAME, with --of.")] = None,
-    revision: Annotated[str | None, typer.Option(help="With --of.")] = None,
-    licence: Annotated[str | None, typer.Option(help="With --of.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The model's name, ORG/NAME, with --of (default: the folder's)."),
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="The revision that the manifest names, with --of.")
+    ] = None,
+    licence: Annotated[
+        str | None, typer.Option(help="The licence that the manifest names, with --of.")
+    ] = None,
 ) -> None:
     """The manifest of a release: every file with its sha256, whole and by chunk."""
     from appliance.weights.describe import describe
@@ -195,9 +211,8 @@ def say_switch(done: Activation) -> None:
     render.say(f"current was {done.old or 'nothing'}, is {done.new}")
     if done.unseen:
         hidden = render.counted(done.unseen, "process", "processes")
-        render.say(
-            f"warning: {hidden} of other users may have the old release open: only root can see"
-        )
+        # Root is refused, too, where a container or ptrace's scope hides a process.
+        render.say(f"warning: {hidden} could not be looked into: the old release may be open there")
     render.data(done.new)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,6 +62,10 @@ def pull(
     progress = render.ByteProgress(f"pulling {source}", quiet=quiet, json=json)
     said = [""]
 
+    def told(text: str) -> None:
+        if not (quiet or json):
+            render.say(f"  {text}")
+
     def observe(now: Moment) -> None:
         if now.trouble not in (None, said[-1]) and not (quiet or json):
             said.append(str(now.trouble))
@@ -71,7 +76,10 @@ def pull(
         if not quiet:
             say_whether_it_fits(checkpoint)
 
-    pulled = fetch(where, opened(source, manifest), transfer(connections, rate), observe, look)
+    if not (quiet or json):
+        render.say(f"asking {source}; what comes goes to {where.folder}")
+    how = transfer(connections, rate, told)
+    pulled = fetch(where, opened(source, manifest), how, observe, look)
     progress.end()
     render.say(
         f"{render.size(pulled.fetched_bytes)} fetched and {render.size(pulled.reused_bytes)} "
@@ -82,8 +90,11 @@ def pull(
     if json:
         found = {"release": pulled.release, "fetched_bytes": pulled.fetched_bytes}
         render.as_json({**found, "folder": where.release_folder(pulled.release)})
-    else:
-        render.data(pulled.release)
+        return
+    if not quiet:
+        folder = where.pointer if activate else where.release_folder(pulled.release)
+        render.say(f"serve it: appliance up --model {folder}")
+    render.data(pulled.release)
 
 
 def verify(
@@ -119,7 +130,9 @@ def verify(
     progress.end()
     if repair and verdict.bad:
         mended = sum(
-            mend(where, opened(source or came_from(where, name)), bad, transfer(8, None))
+            mend(
+                where, opened(source or came_from(where, name)), bad, transfer(8, None, render.say)
+            )
             for name, bad in by_release(verdict).items()
         )
         render.say(
@@ -206,10 +219,10 @@ def opened(source: str, manifest: Path | None = None) -> Source:
     return found if manifest is None else HeldSource(found, read_manifest(manifest))
 
 
-def transfer(connections: int, rate: str | None) -> Transfer:
+def transfer(connections: int, rate: str | None, told: Callable[[str], None]) -> Transfer:
     from appliance.weights.fetch import Transfer
 
-    return Transfer(connections=connections, bytes_per_second=bytes_of(rate))
+    return Transfer(connections=connections, bytes_per_second=bytes_of(rate), told=told)
 
 
 def bytes_of(text: str | None) -> int | None:

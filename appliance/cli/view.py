@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -184,6 +185,18 @@ def health_of(found: Status) -> dict[str, Any]:
     """What the agent would say, where it has no port."""
     state = found.state
     return {"phase": state.phase, "since": state.since, "message": state.message}
+
+
+def health_rows(ready: bool, body: Mapping[str, Any]) -> list[Row]:
+    """For people: a moment as a clock shows it, and counts without a fraction."""
+    rows: list[Row] = [("ready", "yes" if ready else "no")]
+    for name, value in body.items():
+        if name == "since" and value is not None:
+            value = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
+        elif isinstance(value, float) and value.is_integer():
+            value = int(value)
+        rows.append((name, value))
+    return rows
 
 
 def metrics_page(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -13,30 +14,48 @@ from appliance.cli import options
 from appliance.errors import UsageError
 
 group = typer.Typer(
-    help="Checkpoints: what one holds, or make a small one.",
+    help="Checkpoints and the store of them: fetch, prove, switch, hand on, make a small one.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-Number = int | None
 Triple = tuple[float, float, float]
-FAMILIES_HELP = "qwen3_moe, deepseek_v3, glm4_moe, mixtral or deepseek_v41 (three layers of it)."
+FAMILIES_HELP = (
+    "qwen3_moe, deepseek_v3, glm4_moe, mixtral or deepseek_v41, three layers of it "
+    "(default qwen3_moe)."
+)
 
 
 @group.command()
 def synth(
     out: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
     family: Annotated[str | None, typer.Option(help=FAMILIES_HELP)] = None,
-    layers: Number = None,
-    dense_layers: Number = None,
-    experts: Number = None,
-    top_k: Number = None,
-    hidden_size: Number = None,
-    intermediate_size: Number = None,
-    bits: Annotated[
-        Triple | None, typer.Option(help="K of gate, up and down.", metavar="GATE UP DOWN")
+    layers: Annotated[int | None, typer.Option(help="Layers in all (default 4).")] = None,
+    dense_layers: Annotated[
+        int | None, typer.Option(help="Of these, the first so many without experts (default 1).")
     ] = None,
-    codebook: Annotated[str | None, typer.Option(help="3inst, mcg or mul1.")] = None,
-    seed: Number = None,
+    experts: Annotated[
+        int | None, typer.Option(help="Routed experts a layer (default 16).")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Experts that each token uses (default 4).")
+    ] = None,
+    hidden_size: Annotated[
+        int | None, typer.Option(help="Values between layers, a multiple of 128 (default 256).")
+    ] = None,
+    intermediate_size: Annotated[
+        int | None, typer.Option(help="Values within an expert, a multiple of 128 (default 256).")
+    ] = None,
+    bits: Annotated[
+        Triple | None,
+        typer.Option(
+            help="Bits a weight of gate, up and down, 1 to 8 (default 3 3 3).",
+            metavar="GATE UP DOWN",
+        ),
+    ] = None,
+    codebook: Annotated[str | None, typer.Option(help="3inst, mcg or mul1 (default mcg).")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Other weights for another number (default 0).")
+    ] = None,
     headers_only: Annotated[
         str | None,
         typer.Option(
@@ -65,8 +84,12 @@ def synth(
     with render.Progress(f"making a {spec.family} checkpoint in {out}") as progress:
         synthesize(out, spec, progress=lambda what, done, total: progress.advance(done, total))
     if known_answers:
-        with render.Progress("working out known answers without the engine", 20.0):
-            make_known_answers(out)
+        try:
+            with render.Progress("working out known answers without the engine", 20.0):
+                make_known_answers(out)
+        except BaseException:
+            shutil.rmtree(out)  # what was asked for is not there, and a second run needs the room
+            raise
     render.data(str(out))
 
 

@@ -89,15 +89,27 @@ def _rank_ledger(plan: Plan, rank: RankPlan) -> Iterator[str]:
     homes: tuple[Home, ...] = ("device", "host")
     for home in homes:
         yield f"  {home}"
-        for line in rank.ledger:
-            if line.home == home and line.size_bytes:
-                note = f"  {line.note}" if line.note else ""
-                yield _row(line.part, line.size_bytes, f"{line.source}{note}")
+        for part, words, size in _parts(rank, home):
+            yield _row(part, size, words)
         yield _row("sum", rank.total_bytes(home), "")
-    spare = rank.device_capacity_bytes - rank.total_bytes("device")
-    yield _row("device has", rank.device_capacity_bytes, f"{spare:,} B are not used")
+        if home == "device":
+            spare = rank.device_capacity_bytes - rank.total_bytes("device")
+            yield _row("device has", rank.device_capacity_bytes, f"{spare:,} B are not used")
+    if rank.device == "cpu":
+        yield _row("both, of one RAM", sum(map(rank.total_bytes, homes)), "")
     yield f"  {_all_resident(plan, rank)}"
     yield f"  {_what_fits(rank)}"
+
+
+def _parts(rank: RankPlan, home: Home) -> Iterator[tuple[str, str, int]]:
+    """Name, words and bytes of each line that says anything; lines that say the same are one."""
+    sizes: dict[tuple[str, str], int] = {}
+    for line in rank.ledger:
+        if line.home == home and line.size_bytes:
+            words = line.source + (f"  {line.note}" if line.note else "")
+            sizes[line.part, words] = sizes.get((line.part, words), 0) + line.size_bytes
+    for (part, words), size in sizes.items():
+        yield part, words, size
 
 
 def _node_lines(plan: Plan) -> Iterator[str]:
@@ -112,7 +124,7 @@ def _node_lines(plan: Plan) -> Iterator[str]:
 
 
 def _row(part: str, size: int, words: str) -> str:
-    return f"    {part:<28}{size:>18,} B {size / GIB:>9.2f} GiB  {words}".rstrip()
+    return f"    {part:<28}{size:>18,} B {amount(size):>13}  {words}".rstrip()
 
 
 def _rank_title(rank: RankPlan) -> str:

@@ -22,7 +22,9 @@ PREFILL_RATE = (0.2, 0.35, 0.5)
 DISK_RATE = (1e9, 3e9, 7e9)
 # Touch and register host memory, seconds a GiB (FACTS section 3), with huge pages and without.
 PIN_SECONDS_PER_GIB = (0.05, 0.05, 0.1)
-START_SECONDS = (30.0, 60.0, 180.0)  # imports, graph capture, warm-up
+# Imports, processes, graph capture, warm-up. Without a GPU nothing is captured: 24 to 36 s on two
+# cores, 30 to 60 over HTTP (ENGINE.md).
+START_SECONDS = {"cuda": (30.0, 60.0, 180.0), "cpu": (20.0, 40.0, 120.0)}
 # What the settled policy leaves over the clairvoyant slots (docs/measurements/slot-policy.md).
 POLICY_OVER_CLAIRVOYANT = 1.1
 
@@ -142,7 +144,7 @@ def _load_seconds(
     edges = [
         demand.checkpoint.size_bytes / disk[2 - edge]
         + pinned / GIB * PIN_SECONDS_PER_GIB[edge]
-        + START_SECONDS[edge]
+        + START_SECONDS[demand.device][edge]
         for edge in range(3)
     ]
     return Range(low=round(edges[0]), likely=round(edges[1]), high=round(edges[2]))

@@ -228,7 +228,7 @@ def load_plan(path: Path) -> Plan:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         what = (
-            f"{error.msg} at line {error.lineno}"
+            str(error)  # with line and column
             if isinstance(error, json.JSONDecodeError)
             else "it holds what no plan does"  # thousands of digits, thousands of brackets
         )

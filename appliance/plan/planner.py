@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from appliance.checkpoint.model import Checkpoint
 from appliance.checkpoint.support import require_exl3
+from appliance.errors import DoesNotFit
 from appliance.plan.budget import GIB, SLOTS, Demand, device_lines
 from appliance.plan.cards import Card, choose_cards
 from appliance.plan.context import choose_context
@@ -27,6 +28,7 @@ from appliance.plan.refuse import (
     refuse_impossible_split,
     refuse_kv_dtype,
     refuse_too_many_experts,
+    refuse_too_many_slots,
 )
 from appliance.plan.request import Policy
 from appliance.plan.room import refuse_short_host
@@ -54,13 +56,13 @@ def plan(
     require_exl3(checkpoint)
     cards = choose_cards(host, policy)
     refuse_impossible_split(checkpoint, len(cards), policy.expert_parallel, policy.draft)
+    refuse_too_many_slots(checkpoint, policy, len(cards))
     if cards[0].device == "cuda":
         refuse_too_many_experts(checkpoint, len(cards), policy.expert_parallel)
     if heat is not None:
         refuse_foreign_heat(heat, checkpoint)
     demand, notes = _settle(checkpoint, cards, heat, policy, curve)
-    ranks = plan_ranks(demand, cards, heat, host_rooms(host, [card.numa_node for card in cards]))
-    refuse_short_host(host, ranks, demand.on_node)
+    ranks = _placed(demand, cards, heat, host)
     layers = step_layers(demand, ranks, heat)
     disk = None if host.measured is None else host.measured.disk_read_bytes_per_second
     return Plan(
@@ -87,8 +89,24 @@ def plan(
         ranks=ranks,
         predictions=predict(demand, ranks, layers),
         forecast=forecast(demand, ranks, layers, heat, disk),
-        notes=(*notes, *_slot_notes(ranks)),
+        notes=(*notes, *_slot_notes(demand, ranks)),
     )
+
+
+def _placed(
+    demand: Demand, cards: Sequence[Card], heat: Heat | None, host: Host
+) -> tuple[RankPlan, ...]:
+    rooms = host_rooms(host, [card.numa_node for card in cards])
+    try:
+        ranks = plan_ranks(demand, cards, heat, rooms)
+    except DoesNotFit:
+        # Its way out is to leave the share to the plan: where that fits nowhere, say so at once.
+        if demand.policy.host_share is not None:
+            free = replace(demand, policy=replace(demand.policy, host_share=None))
+            refuse_short_host(host, plan_ranks(free, cards, heat, rooms), demand.on_node)
+        raise
+    refuse_short_host(host, ranks, demand.on_node)
+    return ranks
 
 
 def _kv_block_tokens(checkpoint: Checkpoint, ranks: tuple[RankPlan, ...]) -> int | None:
@@ -133,8 +151,17 @@ def _settle(
     return demand, (*notes, *checkpoint.warnings)
 
 
-def _slot_notes(ranks: tuple[RankPlan, ...]) -> Iterator[str]:
-    """What the slots cost in host memory: it is easily overlooked."""
+def _slot_notes(demand: Demand, ranks: tuple[RankPlan, ...]) -> Iterator[str]:
+    """What the slots cost in host memory, which is easily overlooked, and how many are missing."""
+    asked = demand.policy.cache_slots
+    layers = [place.cache_slots for place, layer in zip(ranks[0].layers, demand.layers, strict=True)
+              if not layer.draft]  # fmt: skip
+    if asked is not None and min(layers) < asked:
+        yield (
+            f"{asked:,} cache slots a layer are asked for, and the layers have "
+            f"{min(layers):,} to {max(layers):,}: as many as they have experts on the host, and "
+            "room for on the device"
+        )
     slots = sum(place.cache_slots for place in ranks[0].layers)
     copies = sum(line.size_bytes for rank in ranks for line in rank.ledger if line.part == SLOTS)
     if slots:

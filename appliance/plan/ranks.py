@@ -75,7 +75,8 @@ def _plan_rank(
         raise DoesNotFit(
             f"{card.name} needs {taken / GIB:.2f} GiB before its first expert "
             f"({_largest(fixed)}) and has {card.capacity_bytes / GIB:.2f} GiB",
-            fix="ask for a shorter --context, fewer streams or conversations, or more cards",
+            fix="ask for a shorter --context, fewer streams or conversations, or more "
+            + ("cards" if card.device == "cuda" else "memory"),
         )
     quotas = _quotas(demand, card, ranked, card.capacity_bytes - taken, room, share)
     placements, sizes = _placements(demand, layers, quotas)
@@ -136,6 +137,8 @@ def _quotas(
     )
     need = sum(sum(q) * layer.block_bytes for q, layer in zip(quotas, layers, strict=True))
     if need > budget:
+        if card.device == "cpu" and policy.device_capacity_bytes is None:
+            raise _larger_than_memory(demand, card, layers, budget)
         raise _too_many_resident(card, layers, need, budget, share)
     return quotas
 
@@ -174,7 +177,24 @@ def _too_many_resident(
         f"{card.name} needs {wants / GIB:.2f} GiB with {asked} resident and has "
         f"{has / GIB:.2f} GiB: {(wants - has) / GIB:.2f} GiB too much",
         fix=f"leave at least {least:,} of its {total:,} experts on the host: leave out "
-        "--host-share and the plan does it",
+        "--host-share (APPLIANCE_HOST_SHARE) and the plan does it",
+    )
+
+
+def _larger_than_memory(
+    demand: Demand, card: Card, layers: list[LayerDemand], budget: int
+) -> DoesNotFit:
+    """Without a GPU both homes are RAM: what of it the experts' device is changes nothing."""
+    has = card.capacity_bytes
+    experts = sum(len(layer.experts) * layer.block_bytes for layer in layers)
+    beside = sum(line.size_bytes for line in host_lines(demand, card))
+    short = experts + beside - budget
+    less = "ask for a shorter --context, " if short < demand.kv_bytes else ""
+    return DoesNotFit(
+        f"{card.name} has no GPU, so all its experts are in RAM whatever their home: that takes "
+        f"{(has + short) / GIB:.2f} GiB, {experts / GIB:.2f} of it experts, and it has "
+        f"{has / GIB:.2f} GiB: {short / GIB:.2f} GiB short",
+        fix=f"{less}serve a smaller model, or use a machine with more memory",
     )
 
 

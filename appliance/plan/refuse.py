@@ -90,6 +90,19 @@ def refuse_too_many_experts(checkpoint: Checkpoint, ranks: int, whole: bool) -> 
             )
 
 
+def refuse_too_many_slots(checkpoint: Checkpoint, policy: Policy, ranks: int) -> None:
+    """A slot holds one expert of its layer, so more slots than experts is a slip of the keyboard.
+    How many of fewer fit is the plan's to say. Raises UsageError."""
+    here = [len(layer.experts) // (ranks if policy.expert_parallel else 1)
+            for layer in checkpoint.target_layers]  # fmt: skip
+    if policy.cache_slots is not None and policy.cache_slots > max(here):
+        raise UsageError(
+            f"{policy.cache_slots:,} cache slots a layer are asked for, and a layer has "
+            f"{max(here):,} experts on each rank",
+            fix="ask for fewer with --cache-slots, or leave it out and the plan chooses",
+        )
+
+
 def refuse_kv_dtype(policy: Policy, cards: Sequence[Card]) -> None:
     """fp8 in the KV cache needs a card that computes in it. Raises UnsupportedError."""
     if policy.kv_dtype == "auto":

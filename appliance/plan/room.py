@@ -118,7 +118,10 @@ def _way_out(host: Host, ranks: Sequence[RankPlan], need: int, on_cpu: bool) -> 
             "sync; echo 3 > /proc/sys/vm/drop_caches"
         )
     if on_cpu:
-        return "stop other programs, or serve a smaller model"
+        # Memory that the machine does not have is freed by nobody.
+        idle = host.memory_total_bytes is None or host.memory_total_bytes >= need
+        return ("stop other programs, or serve a smaller model" if idle else
+                "serve a smaller model, or use a machine with more memory")  # fmt: skip
     slots = sum(i.size_bytes for rank in ranks for i in rank.ledger if i.part == SLOTS)
     if slots:
         return (

@@ -127,7 +127,7 @@ def parse_json(text: str, source: str) -> object:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        what = f"{error.msg} at line {error.lineno}"
+        what = str(error)
     except ValueError:  # more digits than Python converts
         what = "a number of thousands of digits"
     except RecursionError:

@@ -31,7 +31,7 @@ TARGET_TOKENS_PER_SECOND, HEADROOM = 40.0, 0.10
 SYSTEM_BYTES = 4 * GIB
 _ASKED = {"count": "--count", "host_bytes": "--host-ram", "users": "--users",
           "context_tokens": "--context"}  # fmt: skip
-_BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}  # fmt: skip
 
 
@@ -175,10 +175,8 @@ def changes(
     checkpoint: Checkpoint, ask: Ask, heat: Heat | None = None
 ) -> Iterator[tuple[str, Checkpoint, Ask]]:
     """Single steps from what was asked, smallest first: in words, with what they plan on."""
-    for share in (1.25, 1.5, 2, 3, 4, 8):
-        more = -(-int(ask.host_bytes * share) // (64 * GIB)) * 64 * GIB
-        if more <= host_model(ask.host).max_memory_bytes:
-            yield f"{more / GIB:,.0f} GiB of host memory", checkpoint, replace(ask, host_bytes=more)
+    for more in _more_memory(ask.host_bytes, host_model(ask.host).max_memory_bytes):
+        yield f"{more / GIB:,.0f} GiB of host memory", checkpoint, replace(ask, host_bytes=more)
     if ask.context_tokens is not None:
         for part in (2, 4, 8):
             shorter = ask.context_tokens // part
@@ -198,6 +196,13 @@ def changes(
     shapes = [p for layer in checkpoint.layers for p in layer.experts[0].projections]
     if any(p.bits > 2 for p in shapes):
         yield "a 2-bit package", with_bits(checkpoint, 2), ask
+
+
+def _more_memory(now: int, most: int) -> list[int]:
+    """Steps of 64 GiB near what there is, then doubled as long as a host of this kind takes it."""
+    near = {-(-int(now * share) // (64 * GIB)) * 64 * GIB for share in (1.25, 1.5, 2, 3, 4, 8)}
+    doubled = (max(near) << power for power in range(1, 32))
+    return sorted({size for size in (*near, *doubled, most) if now < size <= most})
 
 
 def _users_that_fit(checkpoint: Checkpoint, ask: Ask, heat: Heat | None) -> int | None:
@@ -227,17 +232,20 @@ def with_bits(checkpoint: Checkpoint, bits: float) -> Checkpoint:
 
 
 def bytes_from(text: str) -> int:
-    """`256GiB`, `96 GB`, `1TiB`, `1024` -> bytes. Raises UsageError."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    """`256GiB`, `96 GB`, `1TiB`, `1024B` -> bytes. Raises UsageError, also where the unit is left
+    out: `64` is meant as GiB by everybody and would be bytes."""
+    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([a-zA-Z]*)\s*", text)
     unit = _BYTES.get(found[2].upper()) if found else None
     if found is None or unit is None:
-        raise UsageError(f"{text!r} is not a size", fix="write it like 256GiB")
+        bare = found is not None and not found[2]
+        raise UsageError(f"{text!r} is {'a number without a unit' if bare else 'not a size'}",
+                         fix=f"write it like {text.strip() if bare else 256}GiB")  # fmt: skip
     return int(float(found[1]) * unit)
 
 
 def tokens_from(text: str) -> int:
     """`256K` -> 262,144; `1M` -> 1,048,576; `4096` -> 4,096. Raises UsageError."""
-    found = re.fullmatch(r"\s*(\d+)\s*([kKmM]?)\s*", text)
+    found = re.fullmatch(r"\s*(\d{1,15})\s*([kKmM]?)\s*", text)
     if found is None:
         raise UsageError(f"{text!r} is not a number of tokens", fix="write it like 256K")
     return int(found[1]) * {"": 1, "k": 1 << 10, "m": 1 << 20}[found[2].lower()]

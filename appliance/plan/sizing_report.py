@@ -130,10 +130,12 @@ def _memory(made: Plan) -> list[str]:
     milliseconds = made.predictions[0].link_ms_per_step if made.predictions else None
     link = "unknown" if rate is None or milliseconds is None else (
         f"{rate / 1e9:.0f} GB/s, {milliseconds:.1f} ms a step of one row")  # fmt: skip
+    # Without a GPU that is RAM, too.
+    where = "on each card" if made.ranks[0].device == "cuda" else "of RAM as each rank's device"
     return [
         f"2. memory     {_on_host(made):.1%} of the experts wait in host memory: {host / GIB:.1f} "
         f"GiB over {counted(len(made.ranks), 'rank')} with tables, load and reserve; "
-        f"{made.ranks[0].total_bytes('device') / GIB:.1f} GiB on each card",
+        f"{made.ranks[0].total_bytes('device') / GIB:.1f} GiB {where}",
         f"              link: {link}",
     ]
 

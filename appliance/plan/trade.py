@@ -45,7 +45,8 @@ def _splits(asked: Plan, policy: Policy) -> Iterator[tuple[str, Policy]]:
     if policy.kv_dtype == "auto" and asked.ranks[0].device == "cuda":
         yield "KV cache in fp8", replace(policy, kv_dtype="fp8")
     slots = max(place.cache_slots for place in asked.ranks[0].layers)
-    for number in sorted({0, slots // 2, 2 * slots} - {slots}):
+    most = max(len(p.device_experts) + len(p.host_experts) for p in asked.ranks[0].layers)
+    for number in sorted({0, slots // 2, min(most, 2 * slots)} - {slots}):
         yield f"{counted(number, 'slot')} a layer", replace(policy, cache_slots=number)
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from appliance.errors import ServeError
+from appliance.errors import ServeError, with_extra
 
 API_PORT, AGENT_PORT = 8000, 8001
 INSIDE = {
@@ -199,7 +199,7 @@ def _docker() -> Any:
         import docker
     except ImportError as error:
         raise ServeError(
-            "the docker client is not installed here", fix="pip install 'moe-appliance[docker]'"
+            "the docker client is not installed here", fix=with_extra("docker")
         ) from error
     return docker
 

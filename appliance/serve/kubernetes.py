@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from appliance.errors import ServeError, UsageError
+from appliance.errors import ServeError, UsageError, with_extra
 from appliance.serve.pods import (
     Found,
     explain,
@@ -224,7 +224,7 @@ def _client(release: Release) -> Iterator[tuple[Any, Any, Any]]:
     except ImportError as error:
         raise ServeError(
             "the kubernetes client is not installed here",
-            fix="pip install 'moe-appliance[kubernetes]'",
+            fix=with_extra("kubernetes"),
         ) from error
     try:
         api = kubernetes.config.new_client_from_config(context=release.context)

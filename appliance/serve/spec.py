@@ -242,7 +242,12 @@ def _environment(plan: Plan, wishes: Wishes, files: Files) -> dict[str, str]:
 
 
 def predicted_load_seconds(plan: Plan) -> float:
-    """From start to ready: imports and processes, one pass over the weights, pinning."""
+    """From start to ready: what the plan says, so that nobody reads two numbers of one plan.
+
+    A plan without a forecast: imports and processes, one pass over the weights, pinning.
+    """
+    if plan.forecast is not None and plan.forecast.load_seconds is not None:
+        return plan.forecast.load_seconds.likely
     host_gib = sum(rank.total_bytes("host") for rank in plan.ranks) / (1 << 30)
     reading = plan.model.size_bytes / READ_BYTES_PER_SECOND
     return round(ENGINE_START_SECONDS + reading + host_gib * PIN_SECONDS_PER_GIB, 1)

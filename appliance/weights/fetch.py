@@ -22,12 +22,20 @@ WRONG_BYTES_LIMIT = 3
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """How to fetch: connections, a limit in bytes a second, tries without progress, first pause."""
+    """How to fetch: connections, a limit in bytes a second, tries without progress, first pause.
+
+    `told`: a sentence whenever something is tried again before bytes flow (then: Moment.trouble).
+    """
 
     connections: int = 8
     bytes_per_second: int | None = None
     tries: int = 8
     first_pause_seconds: float = 0.5
+    told: Callable[[str], None] = lambda text: None
+
+    @property
+    def patience(self) -> Patience:
+        return Patience(self.tries, self.first_pause_seconds, self.told)
 
 
 @dataclass(frozen=True, slots=True)

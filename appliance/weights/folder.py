@@ -16,6 +16,7 @@ from appliance.weights.names import MANIFEST, check_paths
 from appliance.weights.source import Offer, Range, Wanted, offered
 
 PIECE_BYTES = 1 << 20
+CONFIG = "config.json"
 
 
 class FolderSource:
@@ -29,10 +30,16 @@ class FolderSource:
         if (self.folder / MANIFEST).is_file():
             manifest: Manifest = read_manifest(self.folder / MANIFEST)
             return offered(manifest)
+        return self.as_it_lies()
+
+    def as_it_lies(self) -> Offer:
+        """The files that are there, whatever a manifest beside them says of them."""
+        if not (self.folder / CONFIG).is_file():
+            raise SourceError(f"{self.folder} has no {CONFIG}: it is no model's folder")
         paths = sorted(
             path.relative_to(self.folder).as_posix()
             for path in self.folder.rglob("*")
-            if not path.is_dir() or path.is_symlink()
+            if (not path.is_dir() or path.is_symlink()) and path != self.folder / MANIFEST
         )
         sums: dict[str, str] = {}
         if SUMS in paths:

@@ -139,10 +139,13 @@ def slug(model: str) -> str:
 
 def load_manifest(content: bytes, where: str) -> Manifest:
     """Raises WeightsError, which names `where`, for anything that is not a manifest of ours."""
+    again = "make it anew: appliance weights manifest --of DIR > DIR/appliance-manifest.json"
+    if not content.strip():
+        raise WeightsError(f"{where} is empty; it should be a manifest", fix=again)
     try:
         value = parse(content, where)
     except ApplianceError as error:
-        raise WeightsError(f"{error.message}; it should be a manifest") from error
+        raise WeightsError(f"{error.message}; it should be a manifest", fix=again) from error
     version = value.get("schema_version") if isinstance(value, dict) else None
     if isinstance(version, int) and version > 1:
         raise WeightsError(

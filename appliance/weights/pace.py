@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 
 from appliance.weights.source import Again
 
@@ -32,9 +33,15 @@ class Throttle:
 
 
 class Patience:
-    """How one piece of work is tried again; progress makes it patient anew."""
+    """How one piece of work is tried again; progress makes it patient anew.
 
-    def __init__(self, tries: int, first_seconds: float) -> None:
+    `told`: a sentence before each pause, with why and how often.
+    """
+
+    def __init__(
+        self, tries: int, first_seconds: float, told: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self._told = told
         self._tries = tries
         self._first = first_seconds
         self._failed = 0
@@ -50,4 +57,9 @@ class Patience:
         seconds = min(MAX_WAIT_SECONDS, self._first * 2.0 ** (self._failed - 1))
         # Spread out, or all connections come back in the same moment.
         seconds *= random.uniform(0.5, 1.0)
-        stop.wait(max(seconds, problem.after_seconds or 0.0))
+        seconds = max(seconds, problem.after_seconds or 0.0)
+        self._told(
+            f"{problem.message}; trying again in {seconds:.1f} s, "
+            f"{self._failed + 1} of {self._tries}"
+        )
+        stop.wait(seconds)

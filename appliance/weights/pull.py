@@ -16,7 +16,6 @@ from appliance.weights.fetch import Fetch, Observe, Transfer
 from appliance.weights.manifest import File, Manifest
 from appliance.weights.marks import known_chunks
 from appliance.weights.names import check_paths
-from appliance.weights.pace import Patience
 from appliance.weights.part import Part, staging_key
 from appliance.weights.preview import preview
 from appliance.weights.release import commit_release
@@ -64,7 +63,7 @@ def pull(
         missing = _distinct(file for file in offer.files if file.path not in have)
         check_room(store, missing)
         if missing:
-            look(preview(store, source, offer, lambda: _patience(transfer)))
+            look(preview(store, source, offer, lambda: transfer.patience))
         parts = [Part(store, file) for file in missing]
         fetch = Fetch(source, parts, transfer)
         fetch.run(observe)
@@ -82,16 +81,12 @@ def pull(
 
 def ask(source: Source, transfer: Transfer) -> Offer:
     """What the source offers, asked again while it is busy."""
-    patience = _patience(transfer)
+    patience = transfer.patience
     while True:
         try:
             return source.offer()
         except Again as problem:
             patience.wait(problem, threading.Event())
-
-
-def _patience(transfer: Transfer) -> Patience:
-    return Patience(transfer.tries, transfer.first_pause_seconds)
 
 
 def check_room(store: Store, missing: Sequence[Wanted]) -> None:

@@ -15,7 +15,6 @@ from appliance.errors import SourceError
 from appliance.weights.fetch import Transfer
 from appliance.weights.manifest import File, chunk_span
 from appliance.weights.marks import drop_mark
-from appliance.weights.pace import Patience
 from appliance.weights.pull import ask
 from appliance.weights.source import Again, Source, Wanted
 from appliance.weights.store import Store
@@ -42,7 +41,7 @@ def repair(store: Store, source: Source, bad: Sequence[BadChunk], transfer: Tran
 
 def _fetch(source: Source, wanted: Wanted, chunk: BadChunk, transfer: Transfer) -> bytearray:
     start, stop = chunk_span(chunk.file.size_bytes, chunk.index)
-    patience = Patience(transfer.tries, transfer.first_pause_seconds)
+    patience = transfer.patience
     data = bytearray()
     while len(data) < stop - start:
         try:

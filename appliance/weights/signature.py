@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from appliance.errors import UsageError, WeightsError
+from appliance.errors import UsageError, WeightsError, with_extra
 from appliance.weights.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -128,5 +128,5 @@ def _library() -> ModuleType:
     except ImportError as error:
         raise UsageError(
             "signatures need the library py-minisign, which is not installed",
-            fix="pip install 'moe-appliance[signing]'",
+            fix=with_extra("signing"),
         ) from error

@@ -50,10 +50,15 @@ def _disk(look: Looking, role: str, path: str, mounts: list[tuple[str, str, str,
 
 
 def _rotational(look: Looking, device: str) -> bool | None:
-    """A partition has no queue of its own: ask the disk it is on."""
+    """A partition has no queue of its own: ask the disk it is on.
+
+    None for a virtual disk, too: virtio says that it spins, whatever is beneath it.
+    """
     if not device.startswith("/dev/"):
         return None
     path = look.target(f"/sys/class/block/{device.rsplit('/', 1)[-1]}")
+    if path and "/virtio" in path:
+        return None
     for folder in (path, path.rsplit("/", 1)[0]) if path else ():
         value = look.number(f"{folder}/queue/rotational")
         if value is not None:

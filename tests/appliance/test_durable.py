@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -75,3 +76,37 @@ def test_two_that_write_the_same_file_do_not_mix_their_bytes(tmp_path: Path) -> 
         one.write(b"1" * 9)
         two.write(b"2" * 9)
     assert file.read_bytes() == b"1" * 9 and names(tmp_path) == {"plan.json"}
+
+
+def test_what_cannot_be_written_is_named_as_it_was_asked_for(tmp_path: Path) -> None:
+    missing, folder = tmp_path / "nope" / "plan.json", tmp_path / "folder"
+    folder.mkdir()
+    for path, kind in ((missing, FileNotFoundError), (folder, IsADirectoryError)):
+        with pytest.raises(kind) as said:
+            durable.write_file(path, b"plan")
+        assert str(said.value).endswith(f"{str(path)!r}")
+    assert names(tmp_path) == {"folder"} and not names(folder)
+
+
+def test_a_full_disk_is_told_with_the_name_and_other_errors_are_left_as_they_are(
+    tmp_path: Path,
+) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    other = ConnectionResetError(errno.ECONNRESET, "reset by the source that is read")
+    for error, name in ((full, str(tmp_path / "plan.json")), (other, None)):
+        with pytest.raises(OSError) as said, durable.writing(tmp_path / "plan.json"):
+            raise error
+        assert (said.value, said.value.filename) == (error, name)
+    with pytest.raises(OSError) as said, durable.naming(tmp_path / "page.html"):
+        Path("/dev/full").write_bytes(b"page")
+    assert said.value.filename == str(tmp_path / "page.html")
+
+
+def test_a_device_is_written_and_not_replaced(tmp_path: Path) -> None:
+    stdout, pipe = tmp_path / "stdout", os.pipe()
+    stdout.symlink_to(f"/proc/self/fd/{pipe[1]}")
+    durable.write_file(stdout, b"{}")
+    os.close(pipe[1])
+    with open(pipe[0], "rb") as read:
+        assert read.read() == b"{}"
+    assert stdout.is_symlink() and names(tmp_path) == {"stdout"}

@@ -174,3 +174,16 @@ def test_a_control_group_nobody_can_see_is_not_called_unlimited() -> None:
     host = host_with(TWO, {"names /sys/fs/cgroup": None})
     assert host.limits.cgroup_memory_max_bytes is None
     assert "cgroup-memory-short" in {f.check for f in check(host).warnings}
+
+
+def test_a_virtual_disk_says_nothing_of_spinning_and_a_spinning_one_says_seconds_a_gib() -> None:
+    """virtio says rotational whatever is beneath it; and a model may have 5 MiB or 300 GiB."""
+    virtual = machine("two-h200")
+    assert {disk.rotational for disk in virtual.disks} == {None}
+    disk = virtual.disks[0].model_copy(update={"role": "model"})
+    for rotational, severity in ((None, "unknown"), (True, "warn")):
+        known = disk.model_copy(update={"rotational": rotational})
+        found = check(virtual.model_copy(update={"disks": (known,)})).findings
+        (one,) = [finding for finding in found if finding.check == "model-disk-spins"]
+        assert one.severity == severity and "300 GiB" not in one.saw
+    assert one.saw.endswith("is on a spinning disk: each GiB takes about 6 s to load")

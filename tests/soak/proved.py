@@ -17,7 +17,7 @@ from pathlib import Path
 
 from upgrades import Lab, environment_of
 
-ITEMS, TURNS, STREAMS = 12, 160, 2
+ITEMS, TURNS, STREAMS = 90, 160, 2  # a proof of answers takes 73 items or more
 SHAPE = {
     "system_tokens": 40,
     "turns": {"median": 3, "p95": 5, "least": 2, "most": 6},

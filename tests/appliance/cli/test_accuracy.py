@@ -8,7 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from appliance.accuracy.gate import require_accuracy
-from appliance.errors import CheckFailed
+from appliance.cli.proofs import proof_of
+from appliance.errors import CheckFailed, UsageError
 
 
 class Sums(BaseHTTPRequestHandler):
@@ -53,7 +54,7 @@ def sums():
 
 @pytest.fixture
 def task(tmp_path):
-    rows = [{"id": f"s{n}", "prompt": f"{n} + 3?", "answer": n + 3} for n in range(1, 61)]
+    rows = [{"id": f"s{n}", "prompt": f"{n} + 3?", "answer": n + 3} for n in range(1, 121)]
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path / "own.jsonl"
 
@@ -64,24 +65,50 @@ def test_two_runs_are_scored_and_compared_with_the_gate(appliance, sums, task, t
             "accuracy", "run", task, "--out", tmp_path / model, "--url", sums, "--model", model
         )
         assert (said.code, said.out) == (0, right + "\n"), said.err
-        assert "60 items of own" in said.err and "shows in 4 of 5 cases" in said.err
+        assert "120 items of own" in said.err
+        assert "a difference of 0.070 shows in 4 of 5 cases if 8% of them differ" in said.err
+        assert "equal answers leave a loss of 3.1% possible" in said.err
     a, b = tmp_path / "off-by-0", tmp_path / "off-by-6"
     said = appliance("accuracy", "compare", a, b, "--margin", "5%")
     assert said.code == 3
-    assert "1.000 -> 0.833: -0.167" in said.out and "only A right 10, only B 0" in said.out
-    assert "McNemar p = 0.002" in said.out
+    assert "1.000 -> 0.833: -0.167" in said.out and "only A right 20, only B 0" in said.out
+    assert "McNemar p = 0.000" in said.out
     assert appliance("accuracy", "compare", a, a, "--margin", "5%").code == 0
-    assert json.loads(appliance("accuracy", "compare", a, b, "--json").out)["only_a"] == 10
+    assert json.loads(appliance("accuracy", "compare", a, b, "--json").out)["only_a"] == 20
+
+
+def test_two_items_show_nothing_and_are_said_to(appliance, sums, task, tmp_path):
+    for name in ("a", "b"):
+        said = appliance(
+            "accuracy", "run", task, "--count", 2, "--out", tmp_path / name, "--url", sums,
+            "--model", "off-by-1",
+        )  # fmt: skip
+        assert (said.code, said.out) == (0, "0.000\n"), said.err
+        assert "too few to show any difference if 8% of the items differ (91 do)" in said.err
+        assert "equal answers leave a loss of 84.2% possible" in said.err
+    said = appliance("accuracy", "compare", tmp_path / "a", tmp_path / "b", "--margin", "3%")
+    assert said.code == 3 and "+0.000 [-0.842, +0.842] over 2 items" in said.out
+    assert "not shown to be not inferior by 3%" in said.err
+    assert "2 items cannot show that: even equal answers take 125 or more" in said.err
+    with pytest.raises(UsageError, match="2 items cannot show a loss below 3") as refused:
+        require_accuracy(tmp_path / "a", tmp_path / "c", task, sums, "m", None, margin=0.03)
+    assert refused.value.fix == "125 items or more"
+
+
+def test_an_upgrade_is_not_begun_to_prove_what_its_items_cannot_show(task, tmp_path):
+    with pytest.raises(UsageError, match="50 items cannot show a loss below 5") as refused:
+        proof_of(f"accuracy:50:{task}", tmp_path).before()
+    assert refused.value.fix == "73 items or more"
 
 
 def test_a_run_continues_and_asks_nothing_twice(appliance, sums, task, tmp_path):
     words = ("accuracy", "run", task, "--out", tmp_path / "r", "--url", sums, "--model", "off-by-0")
-    assert appliance(*words).code == 0 and len(Sums.asked) == 60
+    assert appliance(*words).code == 0 and len(Sums.asked) == 120
     answers = tmp_path / "r" / "answers.jsonl"
     lines = answers.read_text().splitlines(keepends=True)
     answers.write_text("".join(lines[:50]) + lines[50][:20])  # as a crash leaves it
-    assert appliance(*words).out == "1.000\n" and len(Sums.asked) == 70
-    assert appliance(*words).code == 0 and len(Sums.asked) == 70
+    assert appliance(*words).out == "1.000\n" and len(Sums.asked) == 190
+    assert appliance(*words).code == 0 and len(Sums.asked) == 190
 
 
 def test_another_subset_into_the_same_folder_is_refused(appliance, sums, task, tmp_path):
@@ -112,10 +139,10 @@ def test_the_gate_on_accuracy_passes_equal_answers_and_stops_worse_ones(
     before = tmp_path / "before"
     words = ("accuracy", "run", task, "--out", before, "--url", sums, "--model", "off-by-0")
     assert appliance(*words).code == 0
-    said = require_accuracy(before, tmp_path / "same", task, sums, "off-by-0", None, margin=0.03)
+    said = require_accuracy(before, tmp_path / "same", task, sums, "off-by-0", None, margin=0.04)
     assert said.startswith("own: 1.000 -> 1.000, +0.000")
-    with pytest.raises(CheckFailed, match=r"1.000 -> 0.900.*not shown to be less than 0.03 worse"):
-        require_accuracy(before, tmp_path / "worse", task, sums, "off-by-10", None, margin=0.03)
+    with pytest.raises(CheckFailed, match=r"1.000 -> 0.900.*not shown to be less than 0.04 worse"):
+        require_accuracy(before, tmp_path / "worse", task, sums, "off-by-10", None, margin=0.04)
 
 
 def test_log_probabilities_are_kept_and_compared_where_the_server_gives_them(
@@ -125,11 +152,11 @@ def test_log_probabilities_are_kept_and_compared_where_the_server_gives_them(
         words = ("--out", tmp_path / name, "--url", sums, "--model", "off-by-0", "--logprobs")
         assert appliance("accuracy", "run", task, *words, "--effort", "low").code == 0
     said = appliance("accuracy", "compare", tmp_path / "a", tmp_path / "b")
-    assert "300 positions of 60 items: divergence at least 0.00000 nats" in said.out
+    assert "600 positions of 120 items: divergence at least 0.00000 nats" in said.out
     assert "the same token first at 100.00%" in said.out
     pinned = json.loads((tmp_path / "a" / "run.json").read_text())
     assert pinned["sampling"]["reasoning_effort"] == "low"
     found = json.loads(
         appliance("accuracy", "compare", *(tmp_path / n for n in "ab"), "--json").out
     )
-    assert found["tokens"]["positions"] == 300
+    assert found["tokens"]["positions"] == 600

@@ -78,3 +78,68 @@ def test_the_picture_is_one_page_that_needs_nothing_else(appliance, plan, tmp_pa
     assert (said.code, said.out) == (0, f"{page}\n")
     text = page.read_text()
     assert "Where the experts live" in text and "http" not in text and "<script" not in text
+
+
+PLANNED = [
+    ("show", ()), ("ledger", ()), ("explain", (1, 2)), ("simulate", ()), ("values", ()),
+    ("picture", ("page.html",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "words"), PLANNED)
+def test_without_a_plan_here_the_error_names_the_folder_and_the_plan_that_up_made(
+    appliance, plan, tmp_path, own_state, monkeypatch, command, words
+):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    said = appliance("plan", command, *words)
+    assert said.code == 1
+    assert said.err.splitlines() == [
+        f"error: there is no plan.json in {elsewhere}",
+        "  fix: appliance plan make --model DIR writes one",
+    ]
+    own_state.mkdir()
+    (own_state / "plan.json").write_bytes(plan.read_bytes())
+    said = appliance("plan", command, *words)
+    assert said.code == 1  # it is named, and not taken in silence
+    assert f"served last is {own_state / 'plan.json'}" in said.err.splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("nope/plan.json", ("No such file or directory", "make that folder first")),
+        (".", ("Is a directory", "name a file in that folder")),
+        ("plan.json/x.json", ("Not a directory", "one on the way to it is a file")),
+    ],
+)
+def test_a_place_that_takes_no_plan_is_named_with_a_way_out(
+    appliance, model, plan, tmp_path, target, said
+):
+    path = tmp_path / target
+    made = appliance("plan", "make", "--model", model, "-o", path)
+    problem, fix = made.err.splitlines()[-2:]
+    assert made.code == 1 and problem == f"error: {path}: {said[0]}" and said[1] in fix
+
+
+def test_a_full_disk_is_told_with_the_file_that_it_could_not_take(appliance, plan, tmp_path):
+    page = tmp_path / "page.html"
+    page.symlink_to("/dev/full")
+    said = appliance("plan", "picture", page, "--plan", plan)
+    assert said.code == 1
+    assert said.err.splitlines() == [
+        f"error: {page}: No space left on device",
+        "  fix: free space there, or name a place on another disk",
+    ]
+
+
+def test_every_view_of_a_plan_takes_it_as_an_argument_and_the_old_option_still_works(
+    appliance, plan, tmp_path
+):
+    page = tmp_path / "page.html"
+    for command, words in (("explain", (1, 2)), ("picture", (page,))):
+        new = appliance("plan", command, *words, plan)
+        old = appliance("plan", command, *words, "--plan", plan)
+        assert new.code == old.code == 0 and new.out == old.out, new.err
+        assert "[PLAN]" in appliance("plan", command, "--help").out

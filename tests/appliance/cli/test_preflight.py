@@ -209,5 +209,32 @@ def test_a_plan_of_no_model_is_wrong_usage(appliance):
 
 def test_a_model_that_cannot_be_planned_still_gets_a_report(appliance, model):
     said = appliance("preflight", "--host", TWO, "--model", model, "--gpus", 3)
-    assert said.code == 1 and "gpus-too-few" in said.out
-    assert "3 GPUs asked for and the host has 2" in said.err
+    assert said.code == 3 and "gpus-too-few" in said.out
+    assert said.out.startswith("Not ready: 2 checks failed")
+    assert "3 GPUs asked for and the host has 2" in said.out and "error" not in said.err
+
+
+def test_a_model_that_does_not_fit_is_a_failed_check_and_nothing_says_ready(
+    appliance, model, tmp_path, monkeypatch
+):
+    """The machine itself fails nothing: with the model, it is not ready in any form."""
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "vocab_size": 1 << 40}))
+    out = tmp_path / "plan.json"
+    words = ["preflight", "--host", TWO, "--model", model, "--gpus", 2]
+    said = appliance(*words, "--plan", out)
+    assert said.code == 3 and said.out.startswith("Not ready: 1 check failed")
+    assert "FAIL  plan     model-cannot-be-planned" in said.out
+    assert "before its first expert" in said.out
+    assert not out.exists() and f"no plan was written to {out}: a check failed" in said.err
+    found = json.loads(appliance(*words, "--json").out)["findings"][0]
+    assert (found["check"], found["severity"]) == ("model-cannot-be-planned", "fail")
+    assert "ask for a shorter --context" in found["fix"]
+    assert "moe_appliance_preflight_exit_code 3\n" in appliance(*words, "--prometheus").out
+
+
+def test_a_number_of_cards_beside_a_plan_that_has_one_is_refused(appliance, model, tmp_path):
+    made = tmp_path / "made.json"
+    appliance("plan", "make", "--model", model, "-o", made)
+    said = appliance("preflight", "--plan", made, "--gpus", 3)
+    assert said.code == 2 and f"--plan {made} says how many cards it takes" in said.err

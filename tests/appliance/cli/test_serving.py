@@ -234,6 +234,52 @@ def test_a_dry_run_prints_the_command_and_touches_nothing(appliance, model, own_
     assert not own_state.exists()
 
 
+def test_up_says_that_it_planned_anew_and_that_a_plan_in_the_folder_is_not_served(
+    appliance, model, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    up = ("up", "--model", model, "--dry-run")
+    assert "no --plan is given: planned anew, not written" in appliance(*up).err
+    for share, told in ((0.5, False), (0.25, True)):  # 0.5 is what `up` makes without a GPU
+        appliance("plan", "make", "--model", model, "--host-share", share, "--device", "cpu")
+        said = appliance(*up, "--host-share", 0.5, "--device", "cpu")
+        assert said.code == 0
+        assert ("note: plan.json in this folder is another plan of this model" in said.err) is told
+    given = appliance(*up, "--plan", "plan.json")
+    assert given.code == 0 and "no --plan" not in given.err and "plan.json in this" not in given.err
+
+
+WISHES = {
+    "--device": "cpu", "--device-memory": "8GiB", "--tensor-parallel": 1, "--streams": 9,
+    "--conversations": 20, "--context": 512, "--kv-dtype": "auto", "--host-share": 0.5,
+    "--cache-slots": 1, "--heat": "counts.json",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("option", [*WISHES, "--expert-parallel"])
+def test_a_wish_for_another_plan_beside_a_plan_is_refused(
+    appliance, model, tmp_path, monkeypatch, option
+):
+    made = tmp_path / "made.json"
+    appliance("plan", "make", "--model", model, "-o", made)
+    words = [option, WISHES[option]] if option in WISHES else [option]
+    said = appliance("up", "--model", model, "--plan", made, "--dry-run", *words)
+    assert (said.code, said.out) == (2, "")
+    assert f"error: --plan {made} is given, and {option} would make another plan" in said.err
+    monkeypatch.setenv("APPLIANCE_PLAN", str(made))
+    said = appliance("up", "--model", model, "--dry-run", *words)
+    assert said.code == 2 and f"APPLIANCE_PLAN is {made}, and {option} would" in said.err
+
+
+def test_the_options_that_a_plan_does_not_settle_go_with_one(appliance, model, tmp_path):
+    made = tmp_path / "made.json"
+    appliance("plan", "make", "--model", model, "-o", made, "--streams", 3)
+    words = ("--name", "small", "--port", 8123, "--host", "127.0.0.2")
+    said = appliance("up", "--model", model, "--plan", made, "--dry-run", *words)
+    assert said.code == 0, said.err
+    assert "--max-num-seqs 3" in said.out and "--port 8123" in said.out
+
+
 def test_a_killed_supervisor_is_noticed_and_down_ends_its_engine(own_process, standin, state,
                                                                  model):  # fmt: skip
     assert own_process("up", "--model", model, "--detach").code == 0

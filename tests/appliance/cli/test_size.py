@@ -49,6 +49,7 @@ def test_several_machines_ask_for_compare_and_compare_for_several(sized):
         (("--count", 1, "--gpu", "h2000", "--host-ram", "1TiB"), "known: rtx-pro-6000"),
         (("--count", 1, "--gpu", "h200", "--host-ram", "much"), "write it like 256GiB"),
         (("--count", 1, "--gpu", "h200", "--host-ram", "-1GiB"), "write it like 256GiB"),
+        (("--count", 1, "--gpu", "h200", "--host-ram", "64"), "write it like 64GiB"),
         (("--count", 1, "--gpu", "h200", "--host-ram", "99TiB"), "do not go into"),
     ],
 )

@@ -1,6 +1,8 @@
 """What people read about the experts' homes."""
 
-from appliance.cli.view import home_rows
+import time
+
+from appliance.cli.view import health_rows, home_rows
 from appliance.serve.load import cold_share
 
 
@@ -37,3 +39,13 @@ def test_an_engine_that_gives_no_answer_gives_no_rows():
 def test_the_cold_share_is_of_all_picks_of_all_ranks_and_unknown_before_the_first():
     assert cold_share({"ranks": [rank(0, 60, 20, 0), rank(1, 20, 0, 0)]}) == 0.2
     assert cold_share({"ranks": [rank(0, 0, 0, 0)]}) is None and cold_share(None) is None
+
+
+def test_health_shows_a_moment_and_counts_as_people_write_them():
+    rows = health_rows(True, {"since": 1796031597.55336, "steps": 79.0, "queued": 0.5, "held": 0})
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1796031597))
+    assert rows == [
+        ("ready", "yes"), ("since", when), ("steps", 79), ("queued", 0.5), ("held", 0),
+    ]  # fmt: skip
+    assert str(dict(rows)["steps"]) == "79"
+    assert health_rows(False, {"since": None}) == [("ready", "no"), ("since", None)]

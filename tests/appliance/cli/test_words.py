@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -204,3 +205,47 @@ def test_no_flag_depends_on_how_a_release_of_typer_reads_a_metavar():
                 if isinstance(info, typer.models.OptionInfo) and metavar == parameter.name:
                     assert isinstance(info.default, str), parameter.name  # its first own name
     assert asked > 200
+
+
+def test_every_option_says_what_it_is_and_synth_its_defaults():
+    from appliance.checkpoint.synth import SynthSpec
+
+    def commands(group, before=()):
+        for name, command in group.commands.items():
+            words = (*before, name)
+            yield from (
+                commands(command, words) if hasattr(command, "commands") else [(words, command)]
+            )
+
+    silent = [
+        (words, option.name)
+        for words, command in commands(get_command(app))
+        for option in command.params
+        if isinstance(option, typer.core.TyperOption) and not (option.help or option.hidden)
+    ]
+    assert silent == []
+    synth = next(c for words, c in commands(get_command(app)) if words == ("weights", "synth"))
+    spec, told = SynthSpec(), 0
+    for option in synth.params:
+        if option.name in SynthSpec.__slots__:
+            value = getattr(spec, option.name)
+            words = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            assert f"(default {words})" in option.help, option.name
+            told += 1
+    assert told == 10
+
+
+def test_the_version_is_said(appliance, monkeypatch):
+    from appliance.cli import loads
+
+    monkeypatch.setattr(loads, "version", lambda name: {"moe-appliance": "1.2.3"}[name])
+    said = appliance("--version")
+    assert (said.code, said.out) == (0, "appliance 1.2.3\n")
+
+
+@pytest.mark.parametrize("words", [("accuracy", "compare"), ("bench", "compare")])
+def test_a_comparison_says_which_run_is_which(appliance, words):
+    said = appliance(*words, "--help").out
+    assert re.search(r"\bA +<path> +\w+ before", said) and re.search(
+        r"\bB +<path> +\w+ after", said
+    )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from machines import machine
 from plan_builders import GIB, checkpoint, deepseek_v41_flash, expert, gpu, host, layer
 
-from appliance.checkpoint.model import Tensor
+from appliance.checkpoint.model import DensePart, Tensor
 from appliance.engine import behind
 from appliance.plan.budget import KEPT_SHARDS, Demand, activation_bytes
 from appliance.plan.explain import ledger_lines, show_lines
@@ -102,8 +102,27 @@ def test_the_printed_bytes_add_up_to_the_printed_sums() -> None:
     made = plan(TWO_CARDS, deepseek_v41_flash(), None, Policy())
     for section in "\n".join(ledger_lines(made)).split("  device\n")[1:]:
         device = section.split("  host\n")[0]
-        sizes = [int(s.replace(",", "")) for s in re.findall(r" ([\d,]+) B +[\d.]+ GiB", device)]
-        assert sum(sizes[:-1]) == sizes[-1]
+        found = re.findall(r" ([\d,]+) B +[\d.]+ [GMK]iB", device)
+        *lines, summed, capacity = (int(size.replace(",", "")) for size in found)
+        assert sum(lines) == summed and capacity == made.ranks[0].device_capacity_bytes
+
+
+def test_a_small_ledger_keeps_its_digits_and_says_each_thing_once() -> None:
+    dense = tuple(DensePart("attention", size, cut) for size, cut in ((2048, False), (4096, True)))
+    small = checkpoint(dense=dense)
+    text = "\n".join(ledger_lines(plan(host(), small, None, Policy(host_share=0.5))))
+    assert "0.00 GiB" not in text
+    assert re.findall(r"attention +([\d,]+) B +(.+?)  header", text) == [("6,144", "6.0 KiB")]
+    two = Policy(host_share=0.5, tensor_parallel=2)
+    both = ledger_lines(plan(host((gpu(0), gpu(1))), small, None, two))
+    assert sum("attention" in line for line in both) == 4, "cut and whole are two things"
+
+
+def test_without_a_gpu_the_ledger_adds_up_what_is_one_ram() -> None:
+    made = plan(host(), checkpoint(), None, Policy(host_share=0.5))
+    (line,) = [line for line in ledger_lines(made) if "both, of one RAM" in line]
+    total = sum(made.ranks[0].total_bytes(home) for home in ("device", "host"))
+    assert f" {total:,} B " in line
 
 
 def test_what_each_memory_node_pins_is_summed_over_its_ranks() -> None:

@@ -125,6 +125,20 @@ def test_a_layer_that_fits_whole_needs_no_slots() -> None:
     assert [(la.device, la.cache_slots) for la in made.ranks[0].layers] == [("0-7", 0)] * 2
 
 
+def test_slots_that_are_asked_for_and_not_there_are_counted_in_a_note() -> None:
+    """Half of 16 experts are on the host: 6 slots a layer are 4, where 2 are 2 and no word."""
+    for wish, have in ((6, 4), (2, 2)):
+        made = plan(host(), checkpoint(), None, Policy(host_share=0.5, cache_slots=wish))
+        assert [place.cache_slots for place in made.ranks[0].layers] == [have, have]
+        noted = f"{wish} cache slots a layer are asked for, and the layers have {have} to {have}"
+        assert any(note.startswith(noted) for note in made.notes) is (have < wish)
+    drafting = checkpoint((layer(0), layer(1, draft=True)))
+    drafted = plan(host(), drafting, None, Policy(host_share=0.5, cache_slots=2, draft=True))
+    assert not any("asked for" in note for note in drafted.notes)
+    whole = tight(16, cache_slots=2)
+    assert any("asked for, and the layers have 0 to 0" in note for note in whole.notes)
+
+
 def test_the_same_inputs_give_the_same_bytes_whatever_their_order() -> None:
     heat = {i: tuple(float((7 * e + i) % 50) for e in range(8)) for i in (0, 1)}
     layers = (layer(0), layer(1))

@@ -66,6 +66,12 @@ CASES: dict[str, Callable[[], Case]] = {
         CARDS, checkpoint((layer(experts=64, top_k=33),)), Policy(tensor_parallel=2),
         UnsupportedError,
         "64 experts on each card and picks 33 of them"),
+    "more slots than experts": lambda: (
+        host(), checkpoint(), Policy(cache_slots=9), UsageError,
+        "9 cache slots a layer are asked for, and a layer has 8 experts on each rank.*leave it"),
+    "more slots than a rank's experts": lambda: (
+        host(), checkpoint(), Policy(cache_slots=5, tensor_parallel=2, expert_parallel=True),
+        UsageError, "a layer has 4 experts on each rank"),
     "mixed K": lambda: (host(), checkpoint((mixed(),)), HALF, UnsupportedError,
                         r"mixes w1 of 256 x 256 at 3 bits mcg \(expert 0\).* 4 bits"),
     "files cut for two": lambda: (host(), checkpoint(rank_sliced=2), HALF, UnsupportedError,
@@ -237,6 +243,34 @@ def test_slots_that_the_host_cannot_back_say_what_their_copies_take() -> None:
         plan(short, deepseek_v41_flash(), None, Policy(cache_slots=96))
 
 
+def test_no_share_is_the_way_out_of_a_host_without_gpus_that_is_too_small() -> None:
+    """Both homes are RAM, so moving experts between them frees nothing."""
+    large = checkpoint((layer(experts=1024, shape=expert(8192, 10240)),))
+    small = host(memory=24 * GIB)
+    sizes = r"takes 93\.\d\d GiB, 90\.00 of it experts, and it has 24\.00 GiB: 69\.\d\d GiB short"
+    way_out = "serve a smaller model, or use a machine with more memory"
+    for policy in (Policy(), Policy(host_share=0.2), HALF):
+        with pytest.raises(DoesNotFit, match=sizes) as said:
+            plan(small, large, None, policy)
+        assert said.value.fix == way_out
+    for policy in (Policy(host_share=1.0), Policy(host_share=0.2, device_capacity_bytes=9 * GIB)):
+        with pytest.raises(DoesNotFit, match=r"24\.00 GiB are available: 69\.\d\d GiB") as said:
+            plan(small, large, None, policy)
+        assert said.value.fix == way_out
+
+
+def test_the_way_out_of_too_many_residents_is_taken_before_it_is_named() -> None:
+    """Leaving out --host-share helps where the host holds the rest, and is not said elsewhere."""
+    large = checkpoint((layer(experts=512, shape=expert(8192, 8192 + 2048)),))
+    card = gpu(0, memory=24 * GIB)
+    share = Policy(host_share=0.1, device="cuda")
+    with pytest.raises(DoesNotFit, match=r"with 90% of the experts resident.*leave out --host-sh"):
+        plan(host((card,)), large, None, share)
+    plan(host((card,)), large, None, replace(share, host_share=None))
+    with pytest.raises(DoesNotFit, match=r"GiB of host memory over 1 rank.*GiB short.*add memory"):
+        plan(host((card,), memory=16 * GIB, nodes=1), large, None, share)
+
+
 def test_reserved_huge_pages_are_memory_for_the_arena_though_no_longer_free() -> None:
     """As `tune --huge-pages` leaves a host: the pages are out of MemFree, and the engine takes them
     where all that it binds to the node fits into them, else none."""
@@ -361,3 +395,10 @@ def test_a_plan_that_no_planner_wrote_is_a_sentence(
     assert file.read_text() != text
     with pytest.raises(PlanError, match=sentence):
         check_plan(load_plan(file), host(), checkpoint())
+
+
+def test_a_plan_that_breaks_off_is_told_with_line_and_column(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text('{\n  "x')
+    with pytest.raises(PlanError, match=r"Unterminated string starting at: line 2 column 3 \("):
+        load_plan(file)

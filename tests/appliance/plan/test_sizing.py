@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 from machines import machine
-from plan_builders import GIB, checkpoint, deepseek_v41_flash
+from plan_builders import GIB, checkpoint, deepseek_v41_flash, host
 
 from appliance.errors import UnsupportedError, UsageError
 from appliance.plan.sizing import Ask, Load, answer, bytes_from, people, tokens_from, with_bits
@@ -103,13 +103,34 @@ def test_people_are_the_most_of_whom_more_are_active_in_under_one_percent(stream
 
 def test_sizes_and_tokens_are_read_as_people_write_them() -> None:
     assert bytes_from("256GiB") == 256 * GIB and bytes_from("96 gb") == 96 * 10**9
-    assert bytes_from("1.5TiB") == 1536 * GIB and bytes_from("1024") == 1024
+    assert bytes_from("1.5TiB") == 1536 * GIB and bytes_from("1024B") == 1024
     assert tokens_from("256K") == 262_144 and tokens_from("4096") == 4096
     for bad in ("", "GiB", "-1GiB", "1 parsec"):
         with pytest.raises(UsageError, match="is not a size"):
             bytes_from(bad)
-    with pytest.raises(UsageError, match="is not a number of tokens"):
-        tokens_from("256 KB")
+    for bad in ("256 KB", "9" * 5000):
+        with pytest.raises(UsageError, match="is not a number of tokens"):
+            tokens_from(bad)
+    with pytest.raises(UsageError, match="is not a size"):
+        bytes_from("9" * 400 + "GiB")
+
+
+def test_a_size_without_a_unit_is_refused_with_the_one_that_was_meant() -> None:
+    for bare in ("64", " 64 ", "1024"):
+        with pytest.raises(UsageError, match="is a number without a unit") as said:
+            bytes_from(bare)
+        assert said.value.fix == f"write it like {bare.strip()}GiB"
+
+
+def test_a_host_with_hardly_any_memory_is_told_how_much_would_do() -> None:
+    """Memory binds, so an amount that fits is among the options, however far from what there is."""
+    bare = Ask("rtx-pro-6000", 2, 8 * GIB, users=4, context_tokens=65_536)
+    text = "\n".join(size_lines(FLASH, bare))
+    assert "answer        no: host memory binds first" in text and "add memory" in text
+    said = re.search(r"option +(\d+) GiB of host memory: fits", text)
+    assert said is not None and int(said[1]) == 256
+    assert answer(FLASH, replace(bare, host_bytes=256 * GIB)).plan is not None
+    assert answer(FLASH, replace(bare, host_bytes=128 * GIB)).plan is None
 
 
 @pytest.mark.parametrize(
@@ -143,3 +164,8 @@ def test_a_machine_that_is_there_gets_the_same_verdict_before_309_gib_are_fetche
     lines = lines_here(FLASH, machine(name), Load())
     assert lines[0].startswith("1. activation") and lines[1].startswith("2. memory")
     assert lines[-1] == f"answer        {answer_}"
+
+
+def test_without_a_gpu_the_verdict_speaks_of_no_card() -> None:
+    text = "\n".join(lines_here(checkpoint(), host(), Load()))
+    assert "GiB of RAM as each rank's device" in text and "on each card" not in text

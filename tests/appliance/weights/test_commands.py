@@ -1,16 +1,23 @@
 """The commands on the store: exit codes, what is on stdout, what never shows."""
 
 import json
+import re
+import socket
 from pathlib import Path
 
+import hostile_server as hostile
 import pytest
 from weights_models import fetch, publish, same_bytes, write_model
 
 from appliance.cli import run
+from appliance.cli.store import say_switch
 from appliance.cli.transfers import bytes_of
 from appliance.errors import UsageError
+from appliance.weights.activate import Activation
 from appliance.weights.names import MANIFEST
-from appliance.weights.store import open_store
+from appliance.weights.store import make_store, open_store
+
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -49,6 +56,48 @@ def test_pull_activate_verify_and_look(command, folder, small):
     assert f"(none) -> {release}" in command("history")[1]
     found = json.loads(command("manifest")[1])
     assert found["checkpoint"]["experts"] == 8
+
+
+def test_pull_says_where_it_went_and_how_to_serve_it(command, folder, small):
+    code, out, err = command("pull", str(small))
+    release = folder / "store" / "releases" / out.strip()
+    assert code == 0 and release.is_dir()
+    assert f"what comes goes to {folder / 'store'}" in err
+    assert f"serve it: appliance up --model {release}\n" in err
+    served = folder / "store" / "current"
+    assert (
+        f"serve it: appliance up --model {served}\n" in command("pull", str(small), "--activate")[2]
+    )
+
+
+def test_a_source_that_is_away_is_said_so_while_it_is_tried_again(command, server):
+    server.fails(hostile.unavailable, when=lambda request: True, times=2)
+    code, _, err = command("pull", f"{server.url}/m")
+    assert code == 1  # then it answers that it has no such thing
+    assert re.search(r"503.*; trying again in \d\.\d s, 2 of 8\n", err)
+    assert re.search(r"503.*; trying again in \d\.\d s, 3 of 8\n", err)
+    server.fails(hostile.unavailable, when=lambda request: True, times=1)
+    assert "trying again" not in command("pull", f"{server.url}/m", "--quiet")[2]
+
+
+def test_an_empty_store_says_that_it_is_empty(command, folder):
+    make_store(folder / "store")
+    code, out, err = command("ls")
+    assert (code, out) == (0, "") and err == f"{folder / 'store'} holds no release\n"
+
+
+def test_processes_that_nobody_may_look_into_are_not_blamed_on_not_being_root(capfd):
+    say_switch(Activation(old="a", new="b", unseen=1))
+    said = capfd.readouterr().err
+    assert "1 process could not be looked into" in said and "root" not in said
+
+
+def test_known_answers_that_do_not_come_leave_no_folder_behind(command, folder, monkeypatch):
+    monkeypatch.setenv("APPLIANCE_ENGINE_PYTHON", "/bin/false")
+    words = ("synth", str(folder / "new"), "--layers", "2", "--experts", "8")
+    assert command(*words, "--known-answers")[0] == 1
+    assert not (folder / "new").exists()
+    assert command(*words)[0] == 0
 
 
 def test_a_damaged_release_is_exit_3_and_repair_mends_it(command, folder, small):
@@ -131,6 +180,41 @@ def test_a_manifest_made_of_a_folder_makes_it_a_mirror(command, server, small, s
     pulled = fetch(store, f"{server.url}/m")
     assert pulled.manifest.model == "org/small"
     assert same_bytes(store.release_folder(pulled.release), small)
+
+
+def test_the_documented_redirection_into_the_folder_makes_a_mirror_also_a_second_time(
+    command, folder, small
+):
+    told = (REPOSITORY / "docs" / "weights.md").read_text()
+    assert "`appliance weights manifest --of DIR > DIR/appliance-manifest.json`" in told
+    made = []
+    for _ in range(2):
+        (small / MANIFEST).write_bytes(b"")  # as the shell leaves it before the command runs
+        code, out, err = command("manifest", "--of", str(small), "--model", "org/small")
+        assert code == 0, err
+        made.append(out)
+        (small / MANIFEST).write_text(out)
+    assert made[0] == made[1]
+    (small / MANIFEST).write_text(made[0].replace("note.txt", "gone.txt"))  # of other files
+    assert command("manifest", "--of", str(small), "--model", "org/small")[1] == made[0]
+    (small / MANIFEST).write_text(made[0])
+    assert command("pull", str(small))[0] == 0
+
+
+def test_an_empty_manifest_in_a_source_is_said_with_the_command_that_makes_it(command, small):
+    (small / MANIFEST).write_bytes(b"")
+    code, _, err = command("pull", str(small))
+    assert code == 1 and f"{MANIFEST} is empty" in err
+    assert "appliance weights manifest --of DIR > DIR/appliance-manifest.json" in err
+
+
+def test_a_folder_that_holds_no_model_is_said_so_whatever_else_lies_there(command, folder):
+    (folder / "other").mkdir()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(folder / "other" / "a.socket"))
+        for words in (("pull", str(folder / "other")), ("manifest", "--of", str(folder / "other"))):
+            code, _, err = command(*words)
+            assert code == 1 and "other has no config.json: it is no model's folder" in err
 
 
 @pytest.mark.parametrize(

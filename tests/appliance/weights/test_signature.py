@@ -1,6 +1,7 @@
 """Signatures: what is asked for is checked before the first byte, and travels with the manifest."""
 
 import hashlib
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -227,3 +228,11 @@ def test_bytes_other_than_the_manifests_are_refused_before_they_are_fetched(
     source = HeldSource(open_source(str(small), Network()), manifest)
     with pytest.raises(WeightsError, match=r"another config\.json than the manifest"):
         pull(store, source, Transfer(), lambda moment: None)
+
+
+def test_what_is_not_installed_is_named_with_the_pip_of_this_python(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "minisign", None)
+    (tmp_path / "key.pub").write_text(MINISIGN_KEY)
+    with pytest.raises(UsageError, match="py-minisign, which is not installed") as refused:
+        read_keys(tmp_path / "key.pub")
+    assert refused.value.fix == f"{sys.executable} -m pip install 'moe-appliance[signing]'"
