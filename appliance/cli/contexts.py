@@ -75,7 +75,9 @@ def record(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Lines are added to this file.", metavar="FILE")
     ] = Path("recorded.jsonl"),
-    port: Annotated[int, typer.Option(help="Point your tool at this port; 0: any.")] = 8460,
+    port: Annotated[
+        int, typer.Option(help="Point your tool at this port; 0: any.", min=0, max=65535)
+    ] = 8460,
     to: Annotated[
         str | None, typer.Option(help="The server (default: the appliance here).", metavar="URL")
     ] = None,

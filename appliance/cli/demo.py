@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    port: Annotated[int | None, typer.Option(help="Port to serve on (default 8000).")] = None,
+    port: serving.Port = None,
 ) -> None:
     """Make a small model, plan it, serve it, ask it something, say where every expert lives."""
     from appliance.serve.client import Client

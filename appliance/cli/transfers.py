@@ -145,7 +145,7 @@ def verify(
 def serve(
     store: StoreDir = None,
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to bind.")] = 8090,
+    port: Annotated[int, typer.Option(help="Port to bind.", min=1, max=65535)] = 8090,
 ) -> None:
     """Be the mirror that the next box pulls from: http://HOST:PORT/current, or /releases/ID.
 

@@ -207,15 +207,26 @@ def test_no_flag_depends_on_how_a_release_of_typer_reads_a_metavar():
     assert asked > 200
 
 
+def commands(group, before=()):
+    """(words, command) of every command."""
+    for name, command in group.commands.items():
+        words = (*before, name)
+        yield from commands(command, words) if hasattr(command, "commands") else [(words, command)]
+
+
+def test_every_port_is_refused_beyond_the_ports_that_there_are(appliance):
+    found = [
+        w for w, c in commands(get_command(app)) if "--port" in str([p.opts for p in c.params])
+    ]
+    assert len(found) == 4
+    for words in found:
+        for port in (65536, -1):
+            said = appliance(*words, "--port", port)
+            assert said.code == 2 and "Invalid value for '--port'" in said.err, words
+
+
 def test_every_option_says_what_it_is_and_synth_its_defaults():
     from appliance.checkpoint.synth import SynthSpec
-
-    def commands(group, before=()):
-        for name, command in group.commands.items():
-            words = (*before, name)
-            yield from (
-                commands(command, words) if hasattr(command, "commands") else [(words, command)]
-            )
 
     silent = [
         (words, option.name)
