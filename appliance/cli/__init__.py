@@ -27,6 +27,7 @@ from appliance.cli import (
     loads,
     machine,
     planning,
+    running,
     seating,
     serving,
     sizing,
@@ -67,6 +68,7 @@ def every(
 
 
 serving.register(app)
+running.register(app)
 demo.register(app)
 container.register(app)
 care.register(app)

@@ -13,7 +13,6 @@ import typer
 from appliance import render
 from appliance.cli import options, serving
 from appliance.cli.view import home_rows
-from appliance.cli.watch import watched
 from appliance.errors import ServeError
 from appliance.settings import Settings, inherited_environment, read_settings
 
@@ -81,7 +80,6 @@ def running(files: Files, model: Path) -> State | None:
 
 def start(files: Files, model: Path, port: int | None) -> State:
     from appliance.plan.explain import show_lines
-    from appliance.serve import local
     from appliance.serve.prepare import Request, prepare
     from appliance.serve.state import only_start
 
@@ -99,9 +97,7 @@ def start(files: Files, model: Path, port: int | None) -> State:
         render.say(f"the plan, in {spec.plan_path}:")
         for line in show_lines(prepared.plan):
             render.say(f"  {line}")
-        argv = serving.supervisor_argv(spec, {finding.check for finding in prepared.findings})
-        with watched() as observe:
-            return local.detach(argv, spec, inherited_environment(), observe)
+        return serving.start_detached(spec, {finding.check for finding in prepared.findings})
 
 
 def ask(client: Client) -> None:

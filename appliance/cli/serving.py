@@ -1,4 +1,4 @@
-"""up, status, logs, down: one appliance on this host."""
+"""up: one appliance on this host. What runs is running.py's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from appliance.serve.prepare import Prepared
     from appliance.serve.run import StopRequest
     from appliance.serve.spec import ServeSpec, Wishes
-    from appliance.serve.state import Files
+    from appliance.serve.state import Files, State
 
 PlanFile = Annotated[
     Path | None, typer.Option("--plan", help="Serve this plan instead of making one.")
@@ -39,9 +39,6 @@ HostName = Annotated[
 
 def register(app: typer.Typer) -> None:
     app.command()(options.takes_policy(up))
-    app.command()(status)
-    app.command()(logs)
-    app.command()(down)
 
 
 def files_of(settings: Settings) -> Files:
@@ -132,7 +129,10 @@ def up(
         if dry_run:
             render.data(spec.command())
             return 0
-        return start_detached(spec, ignored) if detach else supervise_here(spec)
+        if not detach:
+            return supervise_here(spec)
+        start_detached(spec, ignored)
+        return 0
 
 
 def _as_last(settings: Settings, last: Served, *, replan: bool) -> Settings:
@@ -170,14 +170,13 @@ def say_findings(prepared: Prepared) -> None:
         render.say(f"warning: {finding.check}: {finding.saw}{fix}")
 
 
-def start_detached(spec: ServeSpec, ignore: Iterable[str]) -> int:
+def start_detached(spec: ServeSpec, ignore: Iterable[str]) -> State:
     """Start a supervisor of its own session, wait until it serves."""
     from appliance.serve import local
 
     argv = supervisor_argv(spec, ignore)
     with watched() as observe:
-        local.detach(argv, spec, environment_of(spec), observe)
-    return 0
+        return local.detach(argv, spec, environment_of(spec), observe)
 
 
 def environment_of(spec: ServeSpec) -> dict[str, str]:
@@ -231,60 +230,3 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def status(json: options.Json = False, at: options.At = None) -> int:
-    """What runs, since when, where every expert lives, what crossed from host memory."""
-    if at is not None:
-        from appliance.cli.at import COMPOSE, status_at
-
-        return status_at(at, COMPOSE, json=json)
-    from appliance.cli.view import now_of, status_rows
-    from appliance.serve import local
-
-    settings = read_settings()
-    found = local.status(files_of(settings))
-    if found is None:
-        if json:
-            render.as_json(None)
-        render.say("nothing was ever started from this state directory")
-        return 3
-    now = now_of(found, settings)
-    if json:
-        render.as_json({**found.as_json(), **now})
-    else:
-        render.table(status_rows(found, now))
-    return 0 if found.is_serving else 3
-
-
-def logs(
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="New lines as they come.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="How many, from the end.")] = 50,
-    at: options.At = None,
-) -> None:
-    """The engine's log; with --at the container's."""
-    if at is not None:
-        from appliance.cli.at import COMPOSE, logs_at
-
-        logs_at(at, COMPOSE, lines)
-        return
-    from appliance.serve import local
-
-    path = files_of(read_settings()).engine_log
-    for line in local.log_lines(path, lines, follow=lambda: follow):
-        render.data(line)
-
-
-def down(at: options.At = None) -> int:
-    """Refuse new requests, let accepted ones finish, stop the engine."""
-    if at is not None:
-        from appliance.cli.at import COMPOSE, down_at
-
-        return down_at(at, COMPOSE)
-    from appliance.serve import local
-
-    settings = read_settings()
-    with watched() as observe:
-        last = local.stop(files_of(settings), observe, limit_seconds=settings.drain_seconds + 60.0)
-    render.say("nothing was running" if last is None else last.message or "stopped")
-    return 0

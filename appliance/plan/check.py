@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from appliance.checkpoint.model import Checkpoint, MoeLayer
 from appliance.errors import PlanError
 from appliance.plan.budget import KV_CACHE, ON_HOST, RESIDENT, SLOTS
@@ -49,17 +47,10 @@ def _check_ranks(plan: Plan) -> None:
                         fix="make the plan again")  # fmt: skip
     served = plan.serving.kv_cache_bytes
     for rank in plan.ranks:
-        planned = _ledger(rank)[KV_CACHE]
+        planned = rank.sizes_by_part()[KV_CACHE]
         if planned != served:
             raise PlanError(f"rank {rank.rank} plans {planned:,} bytes of KV cache and the engine "
                             f"is told {served:,}", fix="make the plan again")  # fmt: skip
-
-
-def _ledger(rank: RankPlan) -> Counter[str]:
-    sizes: Counter[str] = Counter()
-    for line in rank.ledger:
-        sizes[line.part] += line.size_bytes
-    return sizes
 
 
 def _check_gpu(rank: RankPlan, host: Host) -> None:
@@ -103,7 +94,7 @@ def _check_experts(plan: Plan, rank: RankPlan, checkpoint: Checkpoint) -> None:
             sizes[RESIDENT] += block * len(placement.device_experts)
             sizes[SLOTS] += block * placement.cache_slots
             sizes[ON_HOST] += block * len(placement.host_experts)
-    ledger = _ledger(rank)
+    ledger = rank.sizes_by_part()
     for part, size in sizes.items():
         if ledger[part] != size:
             raise PlanError(

@@ -46,7 +46,7 @@ def show_lines(plan: Plan) -> list[str]:
 def _trades(plan: Plan) -> list[str]:
     """What one more expert a layer costs in context, and one more slot in host memory."""
     rank = plan.ranks[0]
-    sizes, (held, on_host) = _sizes(rank), _expert_counts(rank)
+    sizes, (held, on_host) = rank.sizes_by_part(), _expert_counts(rank)
     known = sizes.get(RESIDENT, 0) + sizes.get(ON_HOST, 0)
     if not on_host or not known:
         return []
@@ -136,16 +136,9 @@ def _rank_title(rank: RankPlan) -> str:
     return f"rank {rank.rank}  {rank.gpu_name} {rank.gpu}, {node}, {rank.link} {speed}"
 
 
-def _sizes(rank: RankPlan) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for line in rank.ledger:
-        sizes[line.part] = sizes.get(line.part, 0) + line.size_bytes
-    return sizes
-
-
 def _all_resident(plan: Plan, rank: RankPlan) -> str:
     """With every expert on the device: by how much that fits, or does not."""
-    sizes = _sizes(rank)
+    sizes = rank.sizes_by_part()
     need = rank.total_bytes("device") - sizes.get(SLOTS, 0) + sizes.get(ON_HOST, 0)
     over = need - rank.device_capacity_bytes
     weights = _weights(rank) - sizes.get(SLOTS, 0) + sizes.get(ON_HOST, 0)
@@ -160,7 +153,7 @@ def _what_fits(rank: RankPlan) -> str:
     held, on_host = _expert_counts(rank)
     return (
         f"this plan: {amount(rank.total_bytes('device'))} ({_bare(_weights(rank))} of "
-        f"weights, {_bare(_sizes(rank).get(KV_CACHE, 0))} of KV cache), {on_host:,} of "
+        f"weights, {_bare(rank.sizes_by_part().get(KV_CACHE, 0))} of KV cache), {on_host:,} of "
         f"{held + on_host:,} experts on the host only"
     )
 
@@ -189,7 +182,7 @@ def _weights(rank: RankPlan) -> int:
 
 def _homes(rank: RankPlan) -> str:
     held, on_host = _expert_counts(rank)
-    sizes = _sizes(rank)
+    sizes = rank.sizes_by_part()
     slots, copies = sum(p.cache_slots for p in rank.layers), sizes.get(SLOTS, 0)
     spare = f", {slots:,} of them in cache slots" if slots else ""
     return (

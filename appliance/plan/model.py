@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -126,6 +127,13 @@ class RankPlan(Strict):
     device_capacity_bytes: Bytes
     ledger: tuple[LedgerLine, ...]
     layers: tuple[LayerPlacement, ...]
+
+    def sizes_by_part(self) -> Counter[str]:
+        """Bytes of each part of the ledger, 0 of those that it does not have."""
+        sizes: Counter[str] = Counter()
+        for line in self.ledger:
+            sizes[line.part] += line.size_bytes
+        return sizes
 
     def total_bytes(self, home: Home) -> int:
         return sum(line.size_bytes for line in self.ledger if line.home == home)

@@ -196,7 +196,7 @@ def make_folder(files: Files) -> None:
 @contextmanager
 def only_supervisor(files: Files) -> Iterator[None]:
     """Hold the state directory's lock: the kernel drops it when the supervisor ends, however."""
-    with _held(files.lock) as held:
+    with held_lock(files.lock) as held:
         if not held:
             raise already_running(files)
         yield
@@ -209,7 +209,7 @@ def only_start(files: Files) -> Iterator[None]:
     Makes the state directory. Raises ServeError where another start is under way.
     """
     make_folder(files)
-    with _held(files.start_lock) as held:
+    with held_lock(files.start_lock) as held:
         if not held:
             state = read_state(files)
             if state is not None and state.supervisor_is_running:
@@ -222,7 +222,7 @@ def only_start(files: Files) -> Iterator[None]:
 
 
 @contextmanager
-def _held(path: Path) -> Iterator[bool]:
+def held_lock(path: Path) -> Iterator[bool]:
     """Whether the lock could be had; the kernel drops it with the process, however that ends."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:

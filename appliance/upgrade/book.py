@@ -5,9 +5,7 @@ One file on purpose: that an upgrade is over and what is deployed now become tru
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from appliance.errors import ServeError, UsageError
 from appliance.serve.asked import Asked
-from appliance.serve.state import write_aside
+from appliance.serve.state import held_lock, write_aside
 
 BOOK = "deployments.json"
 KEPT = 50  # upgrades remembered
@@ -125,15 +123,11 @@ def write_book(path: Path, book: Book) -> None:
 @contextmanager
 def only_upgrade(path: Path) -> Iterator[None]:
     """Hold the lock beside the book; the kernel drops it when the process ends, however."""
-    try:
-        descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    except FileNotFoundError as error:
-        raise UsageError(f"nothing is deployed: there is no {path.parent}",
-                         fix="appliance up first") from error  # fmt: skip
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if not path.parent.is_dir():
+        raise UsageError(
+            f"nothing is deployed: there is no {path.parent}", fix="appliance up first"
+        )
+    with held_lock(path.with_suffix(".lock")) as held:
+        if not held:
+            raise UsageError("another upgrade is running", fix="wait for it to end")
         yield
-    except BlockingIOError as error:
-        raise UsageError("another upgrade is running", fix="wait for it to end") from error
-    finally:
-        os.close(descriptor)

@@ -77,7 +77,7 @@ def test_an_error_is_a_sentence_and_a_fix_and_a_traceback_only_with_debug(applia
 
 
 def test_a_fault_of_ours_is_one_line_that_asks_for_debug(appliance, monkeypatch):
-    monkeypatch.setattr("appliance.cli.serving.files_of", lambda settings: 1 / 0)
+    monkeypatch.setattr("appliance.cli.running.files_of", lambda settings: 1 / 0)
     said = appliance("status")
     assert said.code == 1
     assert said.err.startswith("error: ZeroDivisionError: division by zero\n")
@@ -91,9 +91,9 @@ def test_a_check_that_failed_is_three_and_ctrl_c_is_130(appliance, monkeypatch):
 
         return raising
 
-    monkeypatch.setattr("appliance.cli.serving.files_of", raise_it(CheckFailed("no")))
+    monkeypatch.setattr("appliance.cli.running.files_of", raise_it(CheckFailed("no")))
     assert appliance("status").code == 3
-    monkeypatch.setattr("appliance.cli.serving.files_of", raise_it(KeyboardInterrupt()))
+    monkeypatch.setattr("appliance.cli.running.files_of", raise_it(KeyboardInterrupt()))
     assert appliance("status").code == 130
 
 
